@@ -1,0 +1,43 @@
+"""Errors that reach a person: what happened, which limit, what to do.
+
+Every error that kakera raises on purpose derives from KakeraError; the command line prints its text without a
+traceback and exits with `exit_status`, the server turns it into an HTTP answer.
+"""
+
+from __future__ import annotations
+
+
+class KakeraError(Exception):
+    """Something that a person can act on."""
+
+    exit_status = 1
+
+
+class UsageError(KakeraError):
+    """The command, an option or an argument is wrong."""
+
+    exit_status = 2
+
+
+class CheckpointError(KakeraError):
+    """A model directory, file or tensor is missing, truncated, of the wrong shape, or not understood."""
+
+
+class PlanRefused(KakeraError):
+    """The memory plan does not fit; the text names the cheapest ways to make it fit."""
+
+
+class RequestRefused(KakeraError):
+    """A request can not be served. `status` is the HTTP status, `code` the machine-readable reason."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request", param: str | None = None):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+
+class EngineDied(KakeraError):
+    """The engine process ended while it was needed."""
+
+    exit_status = 70

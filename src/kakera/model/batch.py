@@ -1,0 +1,81 @@
+"""One forward pass's input as tensors: spans of tokens, one a sequence, laid flat one behind the other.
+
+Built by run/ from a StepPlan, read by every layer. Shape letters: T tokens of the whole pass, H hidden,
+L layers, S slots, P pages (see docs/architecture.md for the legend).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class CheckpointTensors:
+    """The recurrent state of one sequence after `position` tokens; layers fill in their part while they run.
+
+    state_LVKD: [GDN layers, v_heads, k_dim, v_dim], float32 or float16
+    conv_LCW: [GDN layers, taps - 1, conv channels], the pre-convolution qkv columns before `position`
+    window_k, window_v: [full layers, R, kv_heads, 64, head_dim] in the window's dtype, pages position/64 - R ..
+        position/64 - 1, rotated frame; pages before 0 are unused. None for codecs without a window.
+    hidden_H: the last post-norm hidden state (for MTP), [hidden]
+    """
+
+    position: int
+    state_LVKD: Tensor | None
+    conv_LCW: Tensor | None
+    window_k: Tensor | None
+    window_v: Tensor | None
+    hidden_H: Tensor | None
+
+
+@dataclass(frozen=True)
+class Save:
+    """Fill `into` with the state after `into.position` tokens of the span's sequence."""
+
+    into: CheckpointTensors
+
+    @property
+    def position(self) -> int:
+        return self.into.position
+
+
+@dataclass(frozen=True)
+class Span:
+    """`count` tokens of one sequence at positions start .. start + count - 1, rows offset .. offset + count - 1."""
+
+    offset: int
+    count: int
+    start: int
+    slot: int
+    pages: Tensor  # int64 [pages], on the compute device; entry i holds positions 64 i ..
+    saves: tuple[Save, ...] = ()
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.offset, self.offset + self.count)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Decode spans first, then prefill spans. `positions_T` are rope positions, apart from cache positions."""
+
+    tokens_T: Tensor  # int64
+    positions_T: Tensor  # int64
+    decode: tuple[Span, ...]
+    prefill: tuple[Span, ...]
+    logit_rows: Tensor  # int64: rows of the flat batch whose logits are wanted
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return self.decode + self.prefill
+
+    @property
+    def device(self) -> torch.device:
+        return self.tokens_T.device

@@ -1,0 +1,63 @@
+"""Wishes in, Plan out: the frozen records. `kakera.plan.budget` computes one from the other. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kakera.plan.kv_format import KvFormat
+from kakera.plan.spec import ModelSpec
+
+StateDtype = Literal["fp32", "fp16"]
+Place = Literal["device", "host"]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The memory options of the command line. None means: kakera chooses."""
+
+    gpus: str = "auto"  # auto | cpu | "12GB,12GB" | "rtx5070,rtx5070"
+    context: int | None = None  # tokens of the longest request
+    max_running: int | None = None
+    chunk: int | None = None  # largest number of prefill tokens in one step
+    kv: str = "int2"
+    kv_group: int | None = None
+    kv_window: int = 256  # tokens
+    rotation: str | None = None
+    state_dtype: StateDtype | None = None
+    host_cache: int | None = None  # bytes
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One line of the memory table: what it is, where it lives, bytes per device (or of the host), and why so many."""
+
+    name: str
+    place: Place
+    bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every size that an allocator needs. Nothing mutates it; a changed plan is a new object."""
+
+    spec: ModelSpec
+    kv: KvFormat
+    device: Literal["cpu", "cuda"]
+    device_names: tuple[str, ...]
+    device_bytes: tuple[int, ...]  # capacity of each device
+    context: int  # tokens of the longest request, prompt + completion
+    pages: int  # KV pages on the device
+    slots: int  # running requests
+    chunk: int
+    state_dtype: StateDtype  # of stored checkpoints; live states are fp32
+    rotation: str | None
+    host_cache: int  # bytes for checkpoints, sinks and demoted pages
+    checkpoint_bytes: int
+    sink_bytes: int
+    page_bytes: int
+    rows: tuple[PlanRow, ...]
+
+    def total(self, place: Place) -> int:
+        return sum(row.bytes for row in self.rows if row.place == place)

@@ -1,0 +1,34 @@
+"""The two seams of the engine: Runner (executes a StepPlan) and Engine (what a server talks to)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kakera.schedule.request import EngineStats, Event, Request
+from kakera.schedule.step import StepPlan, StepResult
+
+
+class Runner(Protocol):
+    """Carries out step plans on a device, or pretends to (scripted). Decides nothing."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step to its end. A row that fails gets `RowResult.error`; raising means that the device is lost."""
+        ...
+
+
+class Engine(Protocol):
+    """One model that can be asked. Implemented in process (tests, Python API) and by a client of the engine process."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises RequestRefused (400 if it can never run, 429 if the queue is full)."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request; it ends with Finished("abort") unless it has ended already. Unknown ids are ignored."""
+        ...
+
+    def step(self) -> list[Event]:
+        """Plan, execute and commit one step; returns what happened. Empty if there is nothing to do."""
+        ...
+
+    def stats(self) -> EngineStats: ...

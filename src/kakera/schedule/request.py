@@ -1,0 +1,134 @@
+"""What a caller asks for: tokens, where the messages end, and how to sample. Frozen; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+BoundaryKind = Literal["system", "message", "prompt"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen and when to stop. Values are validated before they come here.
+
+    `seed` is always set (the server draws one if the client gave none): noise is a function of
+    (seed, choice, position), so that batching never changes an answer.
+    """
+
+    max_tokens: int
+    seed: int
+    choice: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 = off
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # includes the model's end tokens unless ignore_eos
+    logprobs: int | None = None  # number of alternatives; None = no logprobs at all
+    prompt_logprobs: int | None = None  # the same for the prompt's own tokens (echo)
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """`position` tokens of the prompt end a message; a checkpoint is worth most there."""
+
+    position: int
+    kind: BoundaryKind
+
+
+@dataclass(frozen=True)
+class Request:
+    """One choice of one completion. `salt` separates caches that must not be shared (adapter, images, ...)."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    boundaries: tuple[Boundary, ...] = ()
+    salt: bytes = b""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The chosen token's log-probability and the most likely alternatives, most likely first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    miss_reason: str = ""  # why cached_tokens is not higher; "" on a full hit
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0  # admission to first token
+    decode_seconds: float = 0.0
+
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Event: new tokens of a running request."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Event: log-probabilities of the prompt's tokens 1 .. n-1 given what precedes them (echo)."""
+
+    request_id: str
+    logprobs: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Event: prefill reached `done` of `total` prompt tokens."""
+
+    request_id: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Event: the last one of a request. `message` and `code` are set when reason is "error"."""
+
+    request_id: str
+    reason: FinishReason
+    usage: Usage
+    stop_token: int | None = None
+    message: str = ""
+    code: str = ""
+
+
+Event = Tokens | PromptLogprobs | Progress | Finished
+FINAL_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+
+
+@dataclass
+class EngineStats:
+    """A snapshot of the engine for /metrics, /health and the log. Plain numbers only."""
+
+    running: int = 0
+    waiting: int = 0
+    pages_free: int = 0
+    pages_total: int = 0
+    slots_free: int = 0
+    slots_total: int = 0
+    host_bytes_used: int = 0
+    host_bytes_total: int = 0
+    steps: int = 0
+    last_step_at: float = 0.0
+    counters: dict[str, float] = field(default_factory=dict)
