@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from kakera.schedule.request import EngineStats, Event, Request
@@ -32,3 +34,27 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What a server must know to refuse early. Tokens."""
+
+    context: int  # prompt + completion of one request can never be longer
+    max_waiting: int  # queued requests beyond the running ones; more get 429
+
+
+class AsyncEngine(Protocol):
+    """The engine as the server's event loop sees it (a client of the engine process, or a fake in tests)."""
+
+    limits: EngineLimits
+
+    def stream(self, request: Request) -> AsyncIterator[Event]:
+        """Submit and yield events up to and including Finished.
+
+        Raises RequestRefused before the first event if the request is refused, EngineDied if the engine is gone.
+        Closing the iterator early (client disconnect, stop string found) aborts the request.
+        """
+        ...
+
+    async def stats(self) -> EngineStats: ...
