@@ -1,0 +1,170 @@
+"""EngineClient: starts the engine process and speaks with it from the server's event loop. Imports no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from kakera.errors import EngineDied, KakeraError, RequestRefused
+from kakera.run.interface import EngineLimits
+from kakera.run.messages import (
+    Abort,
+    Accepted,
+    Alive,
+    Failed,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    decode_from_engine,
+    encode,
+)
+from kakera.run.process import engine_main
+from kakera.schedule.request import EngineStats, Event, Finished, Request
+
+STOP_SECONDS = 10.0
+
+
+class EngineClient:
+    """Implements AsyncEngine. Use `await EngineClient.start(build)`; `await died()` returns when the engine is gone."""
+
+    def __init__(self, process: Any, socket: zmq.asyncio.Socket, directory: Path):
+        self.limits = EngineLimits(0, 0)
+        self._process = process
+        self._socket = socket
+        self._directory = directory
+        self._stats = EngineStats()
+        self._streams: dict[str, asyncio.Queue[Event | RequestRefused | Accepted | EngineDied]] = {}
+        self._dead = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+        asyncio.get_running_loop().add_reader(process.sentinel, self._on_death)
+
+    @staticmethod
+    async def start(build: Callable[[], Any]) -> EngineClient:
+        """Start the process and wait until the model is loaded. Raises what the engine says if it can not start.
+
+        `build` runs in the child: a picklable callable that returns a LocalEngine.
+        """
+        directory = Path(tempfile.mkdtemp(prefix="kakera-"))  # mode 0700: the socket is ours alone
+        endpoint = f"ipc://{directory}/engine"
+        socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+        socket.bind(endpoint)
+        process = multiprocessing.get_context("spawn").Process(
+            target=engine_main, args=(endpoint, os.getpid(), build), name="kakera-engine", daemon=True
+        )
+        process.start()
+        client = EngineClient(process, socket, directory)
+        try:
+            await client._wait_ready()
+        except BaseException:
+            await client.close()
+            raise
+        client._reader = asyncio.create_task(client._read())
+        return client
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    async def stats(self) -> EngineStats:
+        """The engine's last report; it sends one at least once a second while it lives."""
+        if self._dead.is_set():
+            raise EngineDied(self._death_text())
+        return self._stats
+
+    async def died(self) -> int:
+        """Wait for the engine process to end; returns its exit code (negative: the signal)."""
+        await self._dead.wait()
+        return self._process.exitcode if self._process.exitcode is not None else 70
+
+    async def stream(self, request: Request) -> AsyncIterator[Event]:
+        """See AsyncEngine.stream."""
+        if self._dead.is_set():
+            raise EngineDied(self._death_text())
+        queue: asyncio.Queue[Event | RequestRefused | Accepted | EngineDied] = asyncio.Queue()
+        self._streams[request.id] = queue
+        ended = False
+        try:
+            await self._socket.send(encode(Submit(request)))
+            while True:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    ended = True
+                    raise item
+                if isinstance(item, Accepted):
+                    continue
+                ended = isinstance(item, Finished)
+                yield item
+                if ended:
+                    return
+        finally:
+            self._streams.pop(request.id, None)
+            if not ended and not self._dead.is_set():
+                self._socket.send(encode(Abort(request.id)))  # zmq queues it at once; nothing to await on the way out
+
+    async def close(self) -> None:
+        """End the engine process: SIGTERM, then SIGKILL."""
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        if self._reader:
+            self._reader.cancel()
+        self._process.terminate()
+        await asyncio.to_thread(self._process.join, STOP_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+        self._socket.close(linger=0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _wait_ready(self) -> None:
+        death = asyncio.create_task(self._dead.wait())
+        while True:
+            message = asyncio.ensure_future(self._socket.recv())
+            await asyncio.wait({message, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not message.done():
+                message.cancel()
+                raise EngineDied(self._death_text())
+            answer = decode_from_engine(message.result())
+            if isinstance(answer, Failed):
+                error = KakeraError(answer.message)
+                error.exit_status = answer.exit_status
+                raise error
+            if isinstance(answer, Ready):
+                death.cancel()
+                self.limits, self._stats = answer.limits, answer.stats
+                return
+
+    async def _read(self) -> None:
+        while True:
+            match decode_from_engine(await self._socket.recv()):
+                case Step() as step:
+                    self._stats = step.stats
+                    for event in step.events:
+                        self._put(event.request_id, event)
+                case Alive(stats):
+                    self._stats = stats
+                case Accepted(request_id) as accepted:
+                    self._put(request_id, accepted)
+                case Refused(request_id, message, status, code, param):
+                    self._put(request_id, RequestRefused(message, status=status, code=code, param=param))
+
+    def _put(self, request_id: str, item: Event | RequestRefused | Accepted | EngineDied) -> None:
+        if queue := self._streams.get(request_id):  # gone if the client has left
+            queue.put_nowait(item)
+
+    def _on_death(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._process.join()
+        self._dead.set()
+        for request_id in list(self._streams):
+            self._put(request_id, EngineDied(self._death_text()))
+
+    def _death_text(self) -> str:
+        return f"the engine process ended unexpectedly (exit code {self._process.exitcode}); restart the server"

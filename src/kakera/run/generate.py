@@ -1,0 +1,56 @@
+"""Drive an engine until every given request has ended: the Python API for tests, evaluation and scripts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from kakera.errors import RequestRefused
+from kakera.run.interface import Engine
+from kakera.schedule.request import Event, Finished, PromptLogprobs, Request, TokenLogprob, Tokens
+
+
+@dataclass
+class Completion:
+    """What became of one request. `finished` is set when it has ended."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+def generate(
+    engine: Engine, requests: Iterable[Request], on_event: Callable[[Event], None] | None = None
+) -> dict[str, Completion]:
+    """Run all requests with continuous batching; returns completions by request id, in the order given.
+
+    A full queue is waited for; a request that can never run raises RequestRefused.
+    """
+    waiting = deque(requests)
+    done: dict[str, Completion] = {request.id: Completion() for request in waiting}
+    left = len(waiting)
+    while left:
+        while waiting:
+            try:
+                engine.submit(waiting[0])
+            except RequestRefused as refusal:
+                if refusal.status != 429:
+                    raise
+                break
+            waiting.popleft()
+        for event in engine.step():
+            completion = done[event.request_id]
+            match event:
+                case Tokens(_, tokens, logprobs):
+                    completion.tokens += tokens
+                    completion.logprobs += logprobs
+                case PromptLogprobs(_, logprobs):
+                    completion.prompt_logprobs += logprobs
+                case Finished():
+                    completion.finished = event
+                    left -= 1
+            if on_event:
+                on_event(event)
+    return done

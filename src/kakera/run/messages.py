@@ -1,0 +1,83 @@
+"""What the server process and the engine process say to each other: msgpack over one ZeroMQ pair socket.
+
+Server to engine: Submit, Abort. Engine to server: Ready or Failed once, then Accepted or Refused per request, Step
+after each step that had events, and Alive at least once a second.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kakera.run.interface import EngineLimits
+from kakera.schedule.request import EngineStats, Event, Finished, Progress, PromptLogprobs, Request, Tokens
+
+
+class Submit(msgspec.Struct, tag=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, tag=True):
+    request_id: str
+
+
+ToEngine = Submit | Abort
+
+
+class Ready(msgspec.Struct, tag=True):
+    limits: EngineLimits
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, tag=True):
+    """The engine can not start; `message` is for a person."""
+
+    message: str
+    exit_status: int
+
+
+class Accepted(msgspec.Struct, tag=True):
+    request_id: str
+
+
+class Refused(msgspec.Struct, tag=True):
+    request_id: str
+    message: str
+    status: int
+    code: str
+    param: str | None
+
+
+class Step(msgspec.Struct, tag=True):
+    """Events of one step, by kind: msgspec can not tell plain dataclasses in one list apart."""
+
+    progress: list[Progress]
+    prompt_logprobs: list[PromptLogprobs]
+    tokens: list[Tokens]
+    finished: list[Finished]
+    stats: EngineStats
+
+    @staticmethod
+    def of(events: list[Event], stats: EngineStats) -> Step:
+        return Step(
+            progress=[e for e in events if isinstance(e, Progress)],
+            prompt_logprobs=[e for e in events if isinstance(e, PromptLogprobs)],
+            tokens=[e for e in events if isinstance(e, Tokens)],
+            finished=[e for e in events if isinstance(e, Finished)],
+            stats=stats,
+        )
+
+    @property
+    def events(self) -> list[Event]:
+        """In an order in which a request's last event is Finished."""
+        return [*self.progress, *self.prompt_logprobs, *self.tokens, *self.finished]
+
+
+class Alive(msgspec.Struct, tag=True):
+    stats: EngineStats
+
+
+FromEngine = Ready | Failed | Accepted | Refused | Step | Alive
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,86 @@
+"""The engine process: builds an engine, then serves one pair socket until its parent goes or says so."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+import zmq
+
+from kakera.errors import KakeraError, RequestRefused
+from kakera.run.engine import LocalEngine
+from kakera.run.messages import Abort, Accepted, Alive, Failed, Ready, Refused, Step, Submit, decode_to_engine, encode
+
+log = logging.getLogger(__name__)
+ALIVE_SECONDS = 1.0
+
+
+def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) -> None:
+    """Entry of the child process. Exits 70 if the engine breaks; the client sees the process end."""
+    die_with_parent(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we stop
+    socket = zmq.Context.instance().socket(zmq.PAIR)
+    socket.connect(endpoint)
+    try:
+        engine = build()
+    except KakeraError as error:
+        socket.send(encode(Failed(str(error), error.exit_status)))
+        socket.close(linger=2000)
+        sys.exit(error.exit_status)
+    socket.send(encode(Ready(engine.limits, engine.stats())))
+    try:
+        serve(engine, socket)
+    except Exception:
+        log.exception("the engine died")
+        sys.exit(70)
+
+
+def serve(engine: LocalEngine, socket: zmq.Socket) -> None:
+    """One thread, one loop: read messages, run a step, send events."""
+    last_sent = 0.0
+    idle = False
+    while True:
+        if socket.poll(int(ALIVE_SECONDS * 1000) if idle else 0):
+            _receive(engine, socket)
+        events = engine.step()
+        stats = engine.stats()
+        idle = not (stats.running or stats.waiting)
+        now = time.monotonic()
+        if events:
+            socket.send(encode(Step.of(events, stats)))
+            last_sent = now
+        elif now - last_sent >= ALIVE_SECONDS:
+            socket.send(encode(Alive(stats)))
+            last_sent = now
+
+
+def _receive(engine: LocalEngine, socket: zmq.Socket) -> None:
+    while True:
+        try:
+            message = decode_to_engine(socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            return
+        match message:
+            case Submit(request):
+                try:
+                    engine.submit(request)
+                    socket.send(encode(Accepted(request.id)))
+                except RequestRefused as r:
+                    socket.send(encode(Refused(request.id, str(r), r.status, r.code, r.param)))
+            case Abort(request_id):
+                engine.abort(request_id)
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, even by SIGKILL (Linux; elsewhere do nothing)."""
+    if sys.platform != "linux":
+        return
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(70)

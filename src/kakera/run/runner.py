@@ -1,0 +1,163 @@
+"""TorchRunner: carries out step plans with a model, a KV cache, live states and the host store. Decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kakera.kv.cache import KVCache
+from kakera.model.batch import Batch, CheckpointTensors, Save, Span
+from kakera.model.qwen3_5 import HybridModel
+from kakera.model.state import StatePool
+from kakera.run.sampler import logprob_of, sample_rows
+from kakera.run.store import CheckpointShape, HostStore
+from kakera.schedule.request import TokenLogprob
+from kakera.schedule.step import (
+    Action,
+    DemotePages,
+    Drop,
+    PromotePages,
+    ResetSlot,
+    RestoreCheckpoint,
+    Row,
+    RowResult,
+    SaveSink,
+    StepPlan,
+    StepResult,
+)
+
+log = logging.getLogger(__name__)
+HEAD_PIECE = 256  # rows of prompt log-probabilities per head call: 256 x 248,320 fp32 is 254 MB
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A checkpoint that the layers fill during this step."""
+
+    checkpoint: int
+    tensors: CheckpointTensors
+
+
+class TorchRunner:
+    def __init__(self, model: HybridModel, kv: KVCache, states: StatePool, shape: CheckpointShape):
+        self.model = model
+        self.kv = kv
+        self.states = states
+        self.shape = shape
+        self.store = HostStore()
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. A forward pass that raises fails the rows of this step; the device is assumed to be usable."""
+        began = time.perf_counter()
+        for action in plan.before:
+            self._apply(action)
+        results: tuple[RowResult, ...] = ()
+        if plan.rows:
+            try:
+                results = self._forward(plan)
+            except (RuntimeError, ValueError) as error:
+                log.exception("step %d failed", plan.step)
+                text = f"the engine could not compute this step: {error}"
+                results = tuple(RowResult(row.request_id, error=text) for row in plan.rows)
+        for action in plan.after:
+            self._apply(action)
+        return StepResult(plan.step, results, time.perf_counter() - began)
+
+    def _forward(self, plan: StepPlan) -> tuple[RowResult, ...]:
+        batch, staged = self._batch(plan)
+        hidden_TH = self.model.hidden(batch, self.kv, self.states)
+        sampling = [row for row in plan.rows if row.sample]
+        logits_RV = self.model.logits(hidden_TH[batch.logit_rows]) if sampling else None
+        for item in staged:
+            self.store.keep_checkpoint(item.checkpoint, item.tensors)
+        chosen = self._sample(sampling, logits_RV)
+        spans = zip(plan.rows, batch.spans, strict=True)
+        return tuple(self._result(row, span, hidden_TH, chosen.get(row.request_id)) for row, span in spans)
+
+    def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
+        device = self.kv.device
+        staged: list[_Staged] = []
+        spans: list[Span] = []
+        logit_rows: list[int] = []
+        offset = 0
+        for row in plan.rows:
+            saves = [_Staged(s.checkpoint, self.shape.empty(s.position)) for s in row.saves]
+            staged += saves
+            pages = torch.tensor(row.pages, dtype=torch.int64, device=device)
+            spans.append(
+                Span(offset, len(row.tokens), row.start, row.slot, pages, tuple(Save(s.tensors) for s in saves))
+            )
+            offset += len(row.tokens)
+            if row.sample:
+                logit_rows.append(offset - 1)
+        tokens = [token for row in plan.rows for token in row.tokens]
+        positions = [p for row in plan.rows for p in range(row.start, row.start + len(row.tokens))]
+        batch = Batch(
+            tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),
+            positions_T=torch.tensor(positions, dtype=torch.int64, device=device),
+            decode=tuple(spans[: len(plan.decode)]),
+            prefill=tuple(spans[len(plan.decode) :]),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        )
+        return batch, staged
+
+    def _sample(self, rows: list[Row], logits_RV: Tensor | None) -> dict[str, tuple[int, TokenLogprob | None] | str]:
+        """Request id -> (token, logprob), or the error text if this row alone can not be sampled."""
+        chosen: dict[str, tuple[int, TokenLogprob | None] | str] = {}
+        if logits_RV is None:
+            return chosen
+        for i, row in enumerate(rows):
+            try:
+                chosen[row.request_id] = sample_rows([row], logits_RV[i : i + 1])[0]
+            except (ValueError, IndexError, RuntimeError) as error:
+                chosen[row.request_id] = f"sampling failed: {error}"
+        return chosen
+
+    def _result(
+        self, row: Row, span: Span, hidden_TH: Tensor, chosen: tuple[int, TokenLogprob | None] | str | None
+    ) -> RowResult:
+        if isinstance(chosen, str):
+            return RowResult(row.request_id, error=chosen)
+        prompt = self._prompt_logprobs(row, hidden_TH[span.rows])
+        if chosen is None:
+            return RowResult(row.request_id, prompt_logprobs=prompt)
+        token, logprob = chosen
+        return RowResult(row.request_id, (token,), (logprob,) if logprob else (), prompt)
+
+    def _prompt_logprobs(self, row: Row, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
+        """Row i of the segment predicts prompt token start + i + 1."""
+        wanted = row.sampling.prompt_logprobs
+        if wanted is None:
+            return ()
+        targets = row.context[row.start + 1 : min(row.start + len(row.tokens) + 1, row.prompt_tokens)]
+        found: list[TokenLogprob] = []
+        for piece in range(0, len(targets), HEAD_PIECE):
+            logits_RV = self.model.logits(hidden_NH[piece : min(piece + HEAD_PIECE, len(targets))])
+            found += [logprob_of(logits_RV[i], targets[piece + i], wanted) for i in range(len(logits_RV))]
+        return tuple(found)
+
+    def _apply(self, action: Action) -> None:
+        match action:
+            case ResetSlot(slot):
+                self.states.reset(slot)
+            case RestoreCheckpoint(slot, checkpoint, _, sink):
+                tensors = self.store.checkpoints[checkpoint]
+                self.states.load(slot, tensors)
+                if self.kv.fmt.windowed:
+                    self.kv.load_window(slot, tensors)
+                    if sink is not None:
+                        self.kv.load_sink(slot, self.store.sinks[sink])
+            case SaveSink(slot, sink):
+                self.store.keep_sink(sink, self.kv.save_sink(slot))
+            case DemotePages(pairs):
+                contents = self.kv.read_pages([device for device, _ in pairs])
+                self.store.pages.update(zip((host for _, host in pairs), contents, strict=True))
+            case PromotePages(pairs):
+                self.kv.write_pages([device for _, device in pairs], [self.store.pages[host] for host, _ in pairs])
+            case Drop(checkpoints, sinks, pages):
+                self.store.drop(checkpoints, sinks, pages)

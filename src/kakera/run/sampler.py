@@ -1,0 +1,107 @@
+"""From logits to tokens: penalties, filters, one uniform number per token, log-probabilities.
+
+Noise is a function of (seed, choice, position) and of nothing else, so an answer does not depend on what else runs in
+the batch, on preemption, or on the device. One uniform number per token walks the sorted distribution: noise over the
+whole vocabulary (Gumbel) would cost 248,320 numbers a token for the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kakera.schedule.request import Sampling, TokenLogprob
+from kakera.schedule.step import Row
+
+LOGPROB_FLOOR = -9999.0  # JSON has no -inf; clients expect a finite number
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) that depends on its arguments only."""
+    digest = hashlib.blake2b(f"{seed},{choice},{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+def sample_rows(rows: Sequence[Row], logits_RV: Tensor) -> list[tuple[int, TokenLogprob | None]]:
+    """Choose a token for each row.
+
+    logits_RV: float32 [rows, vocabulary]. Returns (token, its log-probability if the request asked) per row; raises
+    ValueError for a row whose logits are not finite, so the caller should pass rows that it may fail together.
+    """
+    greedy = logits_RV.argmax(-1).tolist()
+    return [_sample_row(row, logits_RV[i], greedy[i]) for i, row in enumerate(rows)]
+
+
+def _sample_row(row: Row, logits_V: Tensor, greedy: int) -> tuple[int, TokenLogprob | None]:
+    sampling = row.sampling
+    if not math.isfinite(float(logits_V[greedy])):
+        raise ValueError("the model produced logits that are not finite")
+    adjusted_V = _adjust(row, logits_V)
+    if sampling.temperature == 0.0:
+        token = greedy if adjusted_V is logits_V else int(adjusted_V.argmax())
+    else:
+        token = _draw(sampling, adjusted_V, position=len(row.context))
+    wanted = sampling.logprobs
+    return token, None if wanted is None else logprob_of(logits_V, token, wanted)
+
+
+def _adjust(row: Row, logits_V: Tensor) -> Tensor:
+    """Penalties, bias and the minimum length. Returns `logits_V` itself if nothing applies."""
+    s = row.sampling
+    output = row.context[row.prompt_tokens :]
+    banned = s.stop_token_ids if len(output) < s.min_tokens else ()
+    penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
+    if not (penalised or s.logit_bias or banned):
+        return logits_V
+    out_V = logits_V.clone()
+    if s.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(row.context)), device=out_V.device)
+        values = out_V[seen]
+        out_V[seen] = torch.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+    if output and (s.presence_penalty or s.frequency_penalty):
+        counts = Counter(output)
+        ids = torch.tensor(list(counts), device=out_V.device)
+        times = torch.tensor(list(counts.values()), dtype=out_V.dtype, device=out_V.device)
+        out_V[ids] -= s.presence_penalty + s.frequency_penalty * times
+    for token, bias in s.logit_bias:
+        out_V[token] += bias
+    if banned:
+        out_V[torch.tensor(banned, device=out_V.device)] = -math.inf
+    return out_V
+
+
+def _draw(sampling: Sampling, logits_V: Tensor, position: int) -> int:
+    """Temperature, then top-k, top-p and min-p on the sorted distribution, then one inverse-CDF step."""
+    scaled_V = logits_V / sampling.temperature
+    if 0 < sampling.top_k < scaled_V.numel():
+        top_K, ids_K = scaled_V.topk(sampling.top_k)
+    else:
+        top_K, ids_K = scaled_V.sort(descending=True, stable=True)
+    probs_K = torch.softmax(top_K, -1)
+    if sampling.top_p < 1.0:
+        before_K = probs_K.cumsum(-1) - probs_K
+        probs_K = torch.where(before_K < sampling.top_p, probs_K, 0.0)
+    if sampling.min_p > 0.0:
+        probs_K = torch.where(probs_K >= sampling.min_p * probs_K[0], probs_K, 0.0)
+    cdf_K = probs_K.cumsum(-1)
+    target = uniform(sampling.seed, sampling.choice, position) * float(cdf_K[-1])
+    index = int(torch.searchsorted(cdf_K, target, right=True))
+    last = int((probs_K > 0).nonzero()[-1])  # rounding in the sum must not reach a filtered token
+    return int(ids_K[min(index, last)])
+
+
+def logprob_of(logits_V: Tensor, token: int, alternatives: int) -> TokenLogprob:
+    """Log-probability of `token` under the model itself (before penalties and temperature), and the top ones."""
+    logprobs_V = torch.log_softmax(logits_V.float(), -1)
+    top = logprobs_V.topk(min(alternatives, logprobs_V.numel())) if alternatives else None
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True) if top else ()
+    return TokenLogprob(
+        token=token,
+        logprob=max(float(logprobs_V[token]), LOGPROB_FLOOR),
+        top=tuple((t, max(p, LOGPROB_FLOOR)) for t, p in pairs),
+    )
