@@ -1,0 +1,252 @@
+"""Checkpoint: a model directory as named tensors and linears, whatever format each is stored in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kakera.errors import CheckpointError
+from kakera.plan.spec import ModelSpec
+from kakera.weights import escha, exl3, int8, plain
+from kakera.weights.coded import CodedLinear
+from kakera.weights.files import StoredTensor, read_header
+from kakera.weights.leaves import Leaves
+
+IGNORED = ("model.visual.",)  # the vision tower: known, not served
+OPTIONAL = ("mtp.",)  # a draft layer may be there or not
+PREFIXES = (  # stored -> canonical, first match wins
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head", "lm_head"),
+)
+
+
+class Format(Protocol):
+    """What a module of this package offers: how a linear is recognised, measured and decoded."""
+
+    MARK: str
+
+    def shape(self, leaves: Leaves) -> tuple[int, ...]: ...
+
+    def read(
+        self, leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device
+    ) -> Tensor: ...
+
+
+FORMATS: dict[str, Format] = {"plain": plain, "int8": int8, "escha": escha, "exl3": exl3}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A module (or a lone tensor) of a checkpoint: format, shape ([O, I] for a linear), bytes on disk."""
+
+    name: str
+    kind: str  # plain | int8 | escha | exl3
+    shape: tuple[int, ...]
+    bytes: int
+    bits_per_weight: float
+
+
+class Checkpoint:
+    """Tensors by canonical name: `model.layers.N...`, `model.embed_tokens`, `model.norm`, `lm_head`, `mtp...`.
+
+    Nothing but file headers is read before a tensor is asked for; every tensor is read once per call.
+    Every method raises CheckpointError naming the tensor and the file if what is stored is not what is asked for.
+    """
+
+    def __init__(self, directory: Path, spec: ModelSpec, modules: dict[str, Leaves], *, escha_bias: bool = False):
+        self.directory = directory
+        self.spec = spec
+        self._modules = modules
+        self._escha_bias = escha_bias
+
+    @staticmethod
+    def open(directory: Path, *, escha_bias: bool = False) -> Checkpoint:
+        """Read config.json and the headers of all files. `escha_bias`: add the biases that Escha files carry.
+
+        Published Escha scores are without those biases, hence the default.
+        """
+        spec = ModelSpec.load(directory)
+        modules: dict[str, Leaves] = {}
+        for stored in _all_tensors(directory):
+            module, _, leaf = canonical_name(stored.name).rpartition(".")
+            modules.setdefault(module, Leaves(module)).add(leaf, stored)
+        return Checkpoint(directory, spec, modules, escha_bias=escha_bias)
+
+    def modules(self) -> list[str]:
+        """Canonical names of all modules that own tensors, in natural order, without the vision tower."""
+        return sorted((m for m in self._modules if not _ignored(m)), key=_natural)
+
+    def has(self, name: str) -> bool:
+        """Whether a module or a tensor of that name is stored."""
+        module, _, leaf = name.rpartition(".")
+        return name in self._modules or (module in self._modules and leaf in self._modules[module])
+
+    def kind(self, name: str) -> str:
+        """Format of a linear or an embedding: plain, int8, escha or exl3."""
+        leaves = self._leaves(name)
+        for kind, reader in FORMATS.items():
+            if reader.MARK in leaves:
+                return kind
+        raise CheckpointError(f"{name} has no weight; stored are {', '.join(leaves.names())} in {leaves.where()}")
+
+    def linear(
+        self,
+        name: str,
+        out_channels: int,
+        in_channels: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> Tensor:
+        """Weight [O, I] of the module `name`, decoded from whatever format it is stored in."""
+        leaves = self._leaves("model.embed_tokens" if self._head_is_tied(name) else name)
+        return FORMATS[self.kind(leaves.module)].read(leaves, out_channels, in_channels, dtype, device)
+
+    def embedding(
+        self,
+        name: str,
+        rows: int,
+        columns: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> Tensor:
+        """Weight [rows, columns] of an embedding; stored plain or as int8 rows."""
+        return self.linear(name, rows, columns, dtype, device)
+
+    def bias(
+        self,
+        name: str,
+        out_channels: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> Tensor | None:
+        """Bias [O] of a linear, or None. Escha's biases count only with the switch `escha_bias`."""
+        leaves = self._leaves("model.embed_tokens" if self._head_is_tied(name) else name)
+        if "bias" not in leaves or (escha.MARK in leaves and not self._escha_bias):
+            return None
+        return leaves.read("bias", (out_channels,), dtype, device)
+
+    def tensor(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> Tensor:
+        """A plain tensor by its full name, `model.norm.weight` or `model.layers.0.linear_attn.A_log`."""
+        module, _, leaf = name.rpartition(".")
+        return self._leaves(module, name).read(leaf, shape, dtype, device)
+
+    def coded(
+        self, name: str, out_channels: int, in_channels: int, device: str | torch.device = "cpu"
+    ) -> CodedLinear | None:
+        """The linear as it is coded (for kernels that decode on the fly), or None if it is not trellis-coded."""
+        kind = self.kind(name)
+        if kind == "escha":
+            return escha.read_coded(self._leaves(name), out_channels, in_channels, device)
+        if kind == "exl3":
+            return exl3.read_coded(self._leaves(name), out_channels, in_channels, device)
+        return None
+
+    def int8_rows(
+        self, name: str, rows: int, columns: int, device: str | torch.device = "cpu"
+    ) -> tuple[Tensor, Tensor] | None:
+        """Codes int8 [rows, columns] and scales fp16 [rows] as stored, or None if the module is not int8."""
+        return int8.read_rows(self._leaves(name), rows, columns, device) if self.kind(name) == "int8" else None
+
+    def entries(self) -> list[Entry]:
+        """One entry per linear or embedding, and one per tensor that is neither; for `kakera info`."""
+        return [entry for name in self.modules() for entry in _entries(self._modules[name])]
+
+    def check_complete(self, expected: Iterable[str]) -> None:
+        """Raise if a module or tensor of `expected` is missing, or if one is stored that nobody expects.
+
+        Names are module names for linears and embeddings, full tensor names otherwise. Tensors of the vision tower
+        and of a draft layer may be there unasked.
+        """
+        wanted = set(expected)
+        missing = sorted((n for n in wanted if not self.has(n) and not self._head_is_tied(n)), key=_natural)
+        extra = sorted((n for m in self.modules() for n in self._unexpected(m, wanted)), key=_natural)
+        complaints = [
+            f"{len(n)} tensors {what}: {_some(n)}" for what, n in (("missing", missing), ("extra", extra)) if n
+        ]
+        if complaints:
+            raise CheckpointError(f"{self.directory} does not fit the model: {'; '.join(complaints)}")
+
+    def _unexpected(self, module: str, wanted: set[str]) -> list[str]:
+        if module in wanted or module.startswith(OPTIONAL):
+            return []
+        names = [f"{module}.{leaf}" if module else leaf for leaf in self._modules[module].names()]
+        return [name for name in names if name not in wanted]
+
+    def _head_is_tied(self, name: str) -> bool:
+        return name == "lm_head" and self.spec.tied and name not in self._modules
+
+    def _leaves(self, module: str, name: str | None = None) -> Leaves:
+        if module not in self._modules:
+            raise CheckpointError(f"tensor {name or module} is missing in {self.directory}")
+        return self._modules[module]
+
+
+def canonical_name(stored: str) -> str:
+    """The name without the wrapper that multimodal checkpoints put around the text model."""
+    for prefix, replacement in PREFIXES:
+        if stored.startswith(prefix):
+            return replacement + stored.removeprefix(prefix)
+    return stored
+
+
+def _all_tensors(directory: Path) -> list[StoredTensor]:
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.is_file():
+        found = read_header(single)
+    elif index.is_file():
+        found = _indexed_tensors(directory, index)
+    else:
+        raise CheckpointError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
+    draft = directory / "mtp" / "model.safetensors"
+    return found + (read_header(draft) if draft.is_file() else [])
+
+
+def _indexed_tensors(directory: Path, index: Path) -> list[StoredTensor]:
+    try:
+        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    except (ValueError, KeyError) as error:
+        raise CheckpointError(f"{index}: not a safetensors index ({error!r})") from None
+    shards: dict[str, dict[str, StoredTensor]] = {}
+    for name, shard in weight_map.items():
+        if shard not in shards:
+            if not (directory / shard).is_file():
+                raise CheckpointError(f"{index} puts tensor {name} into {shard}, but that file is missing")
+            shards[shard] = {stored.name: stored for stored in read_header(directory / shard)}
+        if name not in shards[shard]:
+            raise CheckpointError(f"{index} puts tensor {name} into {shard}, but the file does not hold it")
+    return [shards[shard][name] for name, shard in weight_map.items()]
+
+
+def _entries(leaves: Leaves) -> list[Entry]:
+    for kind, reader in FORMATS.items():
+        if reader.MARK in leaves:
+            shape = reader.shape(leaves)
+            count = max(1, int(torch.Size(shape).numel()))
+            return [Entry(leaves.module, kind, shape, leaves.bytes(), 8 * leaves.bytes() / count)]
+    lone = [(f"{leaves.module}.{leaf}", leaves[leaf]) for leaf in leaves.names()]
+    return [Entry(name, "plain", s.shape, s.bytes, 8.0 * s.torch_dtype.itemsize) for name, s in lone]
+
+
+def _ignored(module: str) -> bool:
+    return f"{module}.".startswith(IGNORED)
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -1,0 +1,57 @@
+"""Escha linears: `escha_code`, `escha_rin`, `escha_rout`, optional `escha_s_in`, `escha_s_out`, `escha_config`, `bias`.
+
+An EXL3 linear under other names, always with the mcg codebook, with extra fp32 scales near 1. Only 2 and 3 bits exist.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kakera.errors import CheckpointError
+from kakera.weights.coded import CodedLinear
+from kakera.weights.exl3 import code_bits
+from kakera.weights.files import read_tensor
+from kakera.weights.leaves import Leaves
+
+MARK = "escha_code"
+LEAVES = (MARK, "escha_rin", "escha_rout", "escha_s_in", "escha_s_out", "escha_config")
+BITS = (2, 3)
+FLOATS = (torch.float16, torch.float32)
+
+
+def shape(leaves: Leaves) -> tuple[int, ...]:
+    rows, columns, _ = leaves[MARK].shape
+    return 16 * columns, 16 * rows
+
+
+def read_coded(leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device) -> CodedLinear:
+    """The coded linear, with the extra scales folded in fp32 (folding in fp16 would cost one more rounding)."""
+    leaves.refuse_unknown(LEAVES, prefix="escha_")
+    bits = code_bits(leaves, MARK, out_channels, in_channels)
+    if bits not in BITS:
+        raise CheckpointError(f"{leaves[MARK]} has {bits} bits a weight; Escha files have 2 or 3")
+    _check_config(leaves, bits, out_channels, in_channels)
+    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,))
+    rin = leaves.read("escha_rin", (in_channels,), torch.float32, device, stored_as=FLOATS)
+    rout = leaves.read("escha_rout", (out_channels,), torch.float32, device, stored_as=FLOATS)
+    if "escha_s_in" in leaves:
+        rin *= leaves.read("escha_s_in", (in_channels,), torch.float32, device, stored_as=FLOATS)
+    if "escha_s_out" in leaves:
+        rout *= leaves.read("escha_s_out", (out_channels,), torch.float32, device, stored_as=FLOATS)
+    return CodedLinear(code, rin, rout, "mcg")
+
+
+def _check_config(leaves: Leaves, bits: int, out_channels: int, in_channels: int) -> None:
+    """The descriptor [state bits, K, V, codebook, I, O]; V is 2 in all known files and means nothing to a decoder."""
+    if "escha_config" not in leaves:
+        return
+    stored = leaves["escha_config"]
+    found, expected = read_tensor(stored).tolist(), [16, bits, 2, 1, in_channels, out_channels]
+    if found != expected:
+        raise CheckpointError(f"{stored} is {found}, expected {expected}: another codec than the one known here")
+
+
+def read(leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """Weight [O, I], decoded."""
+    return read_coded(leaves, out_channels, in_channels, device).weight(dtype)

@@ -1,0 +1,49 @@
+"""Int8 rows: `weight_int8` [O, I] with one fp16 `weight_scale` [O]; symmetric, no zero point.
+
+w = fp16(int8 * scale), computed in fp32 and rounded once (the Escha checkpoints' embedding and head).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kakera.weights.leaves import Leaves
+
+MARK = "weight_int8"
+SCALE = "weight_scale"
+ROW_BLOCK_VALUES = 4 << 20  # decoded at a time: bounds the fp32 temporary to 16 MiB
+
+
+def shape(leaves: Leaves) -> tuple[int, ...]:
+    return leaves[MARK].shape
+
+
+def read_rows(leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device) -> tuple[Tensor, Tensor]:
+    """Codes int8 [O, I] and scales fp16 [O] as stored."""
+    q_OI = leaves.read(MARK, (out_channels, in_channels), None, device, stored_as=(torch.int8,))
+    scale_O = leaves.read(SCALE, (out_channels,), torch.float16, device, stored_as=(torch.float16, torch.float32))
+    return q_OI, scale_O
+
+
+def decode(q_OI: Tensor, scale_O: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weight [O, I] in `dtype`, after the format's rounding to fp16."""
+    weight_OI = torch.empty(q_OI.shape, dtype=dtype, device=q_OI.device)
+    rows = max(1, ROW_BLOCK_VALUES // max(1, q_OI.shape[1]))
+    for start in range(0, q_OI.shape[0], rows):
+        block = slice(start, start + rows)
+        weight_OI[block] = (q_OI[block].float() * scale_O[block, None].float()).half()
+    return weight_OI
+
+
+def encode(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes int8 [O, I] and scales fp16 [O] of a weight: the largest magnitude of a row becomes 127."""
+    weight_OI = weight_OI.float()
+    scale_O = (weight_OI.abs().amax(dim=1) / 127).half()
+    step_O = torch.where(scale_O > 0, scale_O, torch.ones_like(scale_O)).float()
+    return (weight_OI / step_O[:, None]).round().clamp(-127, 127).to(torch.int8), scale_O
+
+
+def read(leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """Weight [O, I]."""
+    return decode(*read_rows(leaves, out_channels, in_channels, device), dtype)
