@@ -1,0 +1,88 @@
+"""A real server process on a free port, for as long as a `with` block runs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from kakera.errors import EngineDied
+
+START_SECONDS = 300
+STOP_SECONDS = 20
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class ServerProcess:
+    """`kakera serve MODEL OPTIONS` in a process of its own. `url` answers once the block is entered.
+
+    `on_wait(seconds)` is called while it starts. Raises EngineDied with the end of its log if it does not come up.
+    """
+
+    def __init__(self, model: str, options: Sequence[str] = (), on_wait: Callable[[float], None] = lambda _: None):
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.command = [sys.executable, "-m", "kakera.cli", "serve", model, "--port", str(self.port), *options]
+        self.on_wait = on_wait
+
+    def __enter__(self) -> ServerProcess:
+        self._log = tempfile.NamedTemporaryFile("w+b", prefix="kakera-bench-", suffix=".log")  # noqa: SIM115 (closed on exit)
+        self._process = subprocess.Popen(self.command, stdout=self._log, stderr=subprocess.STDOUT)
+        began = time.monotonic()
+        try:
+            while not self._ready():
+                waited = time.monotonic() - began
+                if self._process.poll() is not None:
+                    raise EngineDied(f"the server ended with status {self._process.returncode}:\n{self._tail()}")
+                if waited > START_SECONDS:
+                    raise EngineDied(f"the server was not ready after {START_SECONDS} s:\n{self._tail()}")
+                self.on_wait(waited)
+                time.sleep(0.1)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop()
+
+    def get(self, path: str) -> str:
+        """Body of a GET request, for /metrics and the like."""
+        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+            return answer.read().decode()
+
+    def get_json(self, path: str) -> dict:
+        return json.loads(self.get(path))
+
+    def _ready(self) -> bool:
+        try:
+            self.get("/health")
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+        return True
+
+    def _stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._log.close()
+
+    def _tail(self) -> str:
+        return "\n".join(Path(self._log.name).read_text(errors="replace").splitlines()[-15:])

@@ -1,0 +1,71 @@
+"""Where evaluation data comes from: a file that the user names, or the small suites shipped in the package."""
+
+from __future__ import annotations
+
+import json
+import random
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kakera.errors import UsageError
+
+Case = dict[str, Any]  # one line of a suite: id, kind, messages, expected, score, ...
+
+
+def shipped(name: str) -> Path:
+    """Path of a file of the package's evaluation data."""
+    return Path(str(files("kakera"))) / "data" / "eval" / name
+
+
+def load_lines(path: Path) -> list[Case]:
+    """Read a jsonl file. Raises UsageError with the line that is not JSON."""
+    rows = []
+    for number, line in enumerate(_read(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{path}, line {number}: not JSON ({error})") from None
+    return rows
+
+
+def load_cases(suite: str, path: Path | None, limit: int | None, seed: int, max_prompt_tokens: int | None) -> list[Case]:
+    """The cases of a suite, at most `limit` of them: a sample drawn by `seed`, in the order of the file.
+
+    `max_prompt_tokens` leaves out cases whose `prompt_tokens` say that they are longer. Raises UsageError if a case
+    lacks a key or nothing is left.
+    """
+    source = path or shipped(f"{suite}.jsonl")
+    cases = load_lines(source)
+    for number, case in enumerate(cases, 1):
+        if missing := [key for key in ("id", "kind", "messages", "score") if key not in case]:
+            raise UsageError(f"{source}, case {number}: lacks {', '.join(missing)}; see docs/evaluation.md for the form")
+    if max_prompt_tokens is not None:
+        cases = [case for case in cases if case.get("prompt_tokens", 0) <= max_prompt_tokens]
+    if limit is not None and limit < len(cases):
+        keep = sorted(random.Random(seed).sample(range(len(cases)), limit))
+        cases = [cases[i] for i in keep]
+    if not cases:
+        raise UsageError(f"{source}: no case is left to run; raise --limit or --max-prompt-tokens")
+    return cases
+
+
+def load_baseline(path: Path) -> dict[str, Case]:
+    """Answers by case id: lines with `id`, `answer` and `ok`."""
+    return {row["id"]: row for row in load_lines(path)}
+
+
+def load_documents(path: Path | None) -> list[str]:
+    """Held-out text: documents joined by a NUL byte (a plain text file is one document)."""
+    return [text for text in _read(path or shipped("heldout.txt")).split("\0") if text]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"can not read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text") from None

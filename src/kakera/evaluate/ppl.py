@@ -1,0 +1,47 @@
+"""Perplexity: the mean negative log-likelihood of held-out text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kakera.evaluate.forced import Forced
+from kakera.evaluate.intervals import Estimate, estimate
+from kakera.evaluate.windows import Window
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """`nll` is in nats a token; `positions` is the number of predicted tokens."""
+
+    nll: Estimate
+    positions: int
+    windows: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.nll.mean)
+
+
+def token_nll(forced: Forced, tokens: Sequence[int]) -> np.ndarray:
+    """Cost in nats of token i + 1 given tokens 0 .. i, for every i: float32 [len(tokens) - 1]."""
+    costs = []
+    for start, logits_NV in forced.logits(tokens):
+        targets = torch.tensor(tokens[start + 1 : start + 1 + len(logits_NV)], device=logits_NV.device)
+        rows = logits_NV[: len(targets)]
+        costs.append(torch.nn.functional.cross_entropy(rows, targets, reduction="none").cpu())
+    return torch.cat(costs).numpy()
+
+
+def perplexity(forced: Forced, windows: Sequence[Window], on_window: Callable[[], None] = lambda: None) -> Perplexity:
+    """Perplexity over all windows; every window starts cold."""
+    costs = []
+    for tokens in windows:
+        costs.append(token_nll(forced, tokens))
+        on_window()
+    nll = np.concatenate(costs)
+    return Perplexity(estimate(nll), nll.size, len(windows))
