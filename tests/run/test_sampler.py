@@ -1,0 +1,109 @@
+"""Sampling: filters, penalties, and noise that depends on nothing but seed, choice and position."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kakera.run.sampler import LOGPROB_FLOOR, logprob_of, sample_rows, uniform
+from kakera.schedule.request import Sampling
+from kakera.schedule.step import Row
+
+BASE = Sampling(max_tokens=8, seed=7)
+
+
+def row(sampling: Sampling, context: tuple[int, ...] = (0,), prompt_tokens: int = 1) -> Row:
+    return Row("r", 0, context[-1:], len(context) - 1, (0,), sampling, context, prompt_tokens, sample=True)
+
+
+def choose(sampling: Sampling, logits: list[float] | torch.Tensor, **kwargs) -> int:
+    return sample_rows([row(sampling, **kwargs)], torch.as_tensor(logits, dtype=torch.float32)[None])[0][0]
+
+
+def draws(sampling: Sampling, logits: list[float], count: int = 2000) -> Counter[int]:
+    return Counter(choose(replace(sampling, seed=seed), logits) for seed in range(count))
+
+
+def test_temperature_zero_takes_the_most_likely_token():
+    assert choose(replace(BASE, temperature=0.0), [0.0, 3.0, 1.0]) == 1
+
+
+def test_draws_follow_the_distribution():
+    probabilities = [0.5, 0.3, 0.15, 0.05]
+    counts = draws(BASE, [math.log(p) for p in probabilities])
+    for token, p in enumerate(probabilities):
+        assert counts[token] / 2000 == pytest.approx(p, abs=0.035)  # 3 sigma
+
+
+@pytest.mark.parametrize(
+    ("change", "allowed"),
+    [({"top_k": 2}, {0, 1}), ({"top_p": 0.6}, {0, 1}), ({"top_p": 0.4}, {0}), ({"min_p": 0.25}, {0, 1, 2})],
+)
+def test_filters_keep_exactly_the_tokens_they_should(change, allowed):
+    logits = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
+    assert set(draws(replace(BASE, **change), logits, 400)) == allowed
+
+
+def test_a_row_does_not_depend_on_its_batch_mates():
+    torch.manual_seed(0)
+    logits = torch.randn(5, 50)
+    rows = [row(replace(BASE, seed=i)) for i in range(5)]
+    together = sample_rows(rows, logits)
+    assert together == [sample_rows([r], logits[i : i + 1])[0] for i, r in enumerate(rows)]
+
+
+def test_choices_and_positions_get_different_noise():
+    numbers = {uniform(3, choice, position) for choice in range(20) for position in range(20)}
+    assert len(numbers) == 400
+
+
+@given(st.integers(0, 2**63), st.integers(0, 15), st.integers(0, 10**6))
+def test_noise_is_in_range_and_repeatable(seed, choice, position):
+    assert 0.0 <= uniform(seed, choice, position) < 1.0
+    assert uniform(seed, choice, position) == uniform(seed, choice, position)
+
+
+def test_end_tokens_are_held_back_until_the_minimum_length():
+    sampling = replace(BASE, temperature=0.0, min_tokens=2, stop_token_ids=(1,))
+    assert choose(sampling, [0.0, 9.0, 5.0], context=(0, 2), prompt_tokens=1) == 2
+    assert choose(sampling, [0.0, 9.0, 5.0], context=(0, 2, 2), prompt_tokens=1) == 1
+
+
+def test_penalties_count_the_right_tokens():
+    greedy = replace(BASE, temperature=0.0)
+    logits = [2.0, 1.9, 1.8]
+    output = {"context": (0, 0, 0), "prompt_tokens": 1}
+    assert choose(replace(greedy, presence_penalty=0.15), logits, **output) == 1
+    assert choose(replace(greedy, frequency_penalty=0.08), logits, **output) == 1  # two times
+    assert choose(replace(greedy, presence_penalty=2.0), logits, context=(0,), prompt_tokens=1) == 0  # prompt is free
+    assert choose(replace(greedy, repetition_penalty=1.2), logits, context=(0,), prompt_tokens=1) == 1  # but not here
+
+
+def test_logit_bias_moves_one_token():
+    assert choose(replace(BASE, temperature=0.0, logit_bias=((2, 5.0),)), [2.0, 1.9, 1.8]) == 2
+
+
+@settings(max_examples=30)
+@given(st.floats(0.05, 2.0), st.floats(0.01, 1.0), st.integers(0, 8), st.floats(0.0, 1.0), st.integers(0, 2**32))
+def test_any_setting_yields_a_token_of_the_vocabulary(temperature, top_p, top_k, min_p, seed):
+    sampling = replace(BASE, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+    assert 0 <= choose(sampling, [0.0, -50.0, 3.0, 100.0, -100.0]) < 5
+
+
+def test_non_finite_logits_are_an_error_of_this_row():
+    with pytest.raises(ValueError, match="not finite"):
+        choose(BASE, [math.nan, 0.0])
+
+
+def test_logprobs_are_the_models_own_and_always_finite():
+    logits = torch.tensor([0.0, 1.0, -math.inf])
+    found = logprob_of(logits, token=2, alternatives=3)
+    assert found.logprob == LOGPROB_FLOOR
+    assert [t for t, _ in found.top] == [1, 0, 2]
+    assert found.top[0][1] == pytest.approx(float(torch.log_softmax(logits, -1)[1]))
