@@ -1,0 +1,84 @@
+"""Chat messages as clients send them, made uniform: what every template can rely on.
+
+After `normalise`: one system message at most and it comes first, every content is a string, every tool call's
+arguments are a mapping. What can not be served is refused with the path of the offending field.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kakera.errors import RequestRefused
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def normalise(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raises RequestRefused (400, `param` set) for roles, parts and arguments that can not be rendered."""
+    if not messages:
+        raise RequestRefused("messages is empty; send at least one message", param="messages")
+    system: list[str] = []
+    others: list[dict[str, Any]] = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        role = message.get("role")
+        if role not in ROLES:
+            raise RequestRefused(f"{path}.role is {role!r}; known roles: {', '.join(ROLES)}", param=f"{path}.role")
+        content = _text(message.get("content"), f"{path}.content")
+        if role in ("system", "developer"):
+            system.append(content)
+        else:
+            others.append(_message(message, content, path))
+    # Templates of this family refuse a second or late system message; agents send them all the time.
+    merged = "\n\n".join(part for part in system if part)
+    return ([{"role": "system", "content": merged}] if merged else []) + others
+
+
+def _message(message: dict[str, Any], content: str, path: str) -> dict[str, Any]:
+    result: dict[str, Any] = {"role": message["role"], "content": content}
+    if message["role"] != "assistant":
+        return result
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    if isinstance(reasoning, str):
+        result["reasoning_content"] = reasoning
+    if calls := message.get("tool_calls"):
+        result["tool_calls"] = [_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return result
+
+
+def _text(content: Any, path: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestRefused(f"{path} must be a string, null or a list of parts", param=path)
+    return "".join(_part(part, f"{path}[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, path: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
+        return part["text"]
+    if kind in TEXT_PARTS:
+        raise RequestRefused(f"{path}.text must be a string", param=f"{path}.text")
+    raise RequestRefused(f"{path} has type {kind!r}; this model reads text only", param=path)
+
+
+def _call(call: dict[str, Any], path: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RequestRefused(f"{path}.function needs a name", param=f"{path}.function")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except json.JSONDecodeError as error:
+            raise RequestRefused(
+                f"{path}: arguments are not JSON ({error})", param=f"{path}.function.arguments"
+            ) from None
+    if not isinstance(arguments, dict):
+        raise RequestRefused(f"{path}: arguments must be a JSON object", param=f"{path}.function.arguments")
+    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}

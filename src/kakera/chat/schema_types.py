@@ -1,0 +1,83 @@
+"""Text to JSON values: what a parameter's declared schema says its text means."""
+
+from __future__ import annotations
+
+import ast
+import json
+from typing import Any
+
+Schema = dict[str, Any]
+PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+    "string": (str,),
+}
+
+
+def declared_types(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
+    """Names of the JSON types that the schema allows; empty if it does not say."""
+    if depth > 8 or not isinstance(schema, dict):  # a $ref that leads to itself
+        return frozenset()
+    if isinstance(ref := schema.get("$ref"), str):
+        return declared_types(_resolve(ref, root), root, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return frozenset([kind])
+    if isinstance(kind, list):
+        return frozenset(kind)
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(options := schema.get(key), list):
+            return frozenset().union(*(declared_types(option, root, depth + 1) for option in options))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return frozenset(name for value in values for name, types in PYTHON_TYPES.items() if type(value) in types)
+
+
+def typed_value(text: str, types: frozenset[str]) -> Any:
+    """The value that `text` means under these types. Text that fits none of them stays a string.
+
+    A string type alone keeps the text as it is, whatever it looks like; in a union the other types come first,
+    since a template writes strings and numbers alike.
+    """
+    if types == {"string"}:
+        return text
+    value = _parse(text.strip())
+    if not types:
+        return text if value is _UNREADABLE else value
+    if isinstance(value, float) and value.is_integer() and "number" not in types and "integer" in types:
+        return int(value)
+    for name in types - {"string"}:
+        if type(value) in PYTHON_TYPES.get(name, ()):
+            return value
+    return text
+
+
+_UNREADABLE = object()
+_WORDS = {"true": True, "false": False, "null": None, "none": None}
+
+
+def _parse(text: str) -> Any:
+    if text.lower() in _WORDS:  # models write Python's True and None as well
+        return _WORDS[text.lower()]
+    try:
+        return json.loads(text, parse_constant=lambda _: _UNREADABLE)
+    except ValueError:
+        pass
+    if text[:1] not in ("[", "{"):
+        return _UNREADABLE
+    try:
+        value = ast.literal_eval(text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return _UNREADABLE
+    return value
+
+
+def _resolve(ref: str, root: Schema) -> Schema:
+    node: Any = root
+    for key in ref.removeprefix("#/").split("/"):
+        node = node.get(key) if isinstance(node, dict) else None
+    return node if isinstance(node, dict) else {}

@@ -1,0 +1,149 @@
+"""Chat templates: messages and tools to prompt tokens, and the places where messages end.
+
+The template is run as transformers runs it. Texts that spell a token of the tokenizer carry a mask character through
+the rendering; whatever spelling is found without the mask was written by the template itself and is the token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kakera.chat.messages import normalise
+from kakera.errors import CheckpointError, RequestRefused
+from kakera.schedule.request import Boundary
+from kakera.text.tokenizer import AddedToken, Tokenizer
+
+MASKS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: no text means them
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`opens_thinking`: the prompt ends inside `<think>`, so the answer begins with reasoning."""
+
+    tokens: tuple[int, ...]
+    boundaries: tuple[Boundary, ...]
+    opens_thinking: bool
+
+
+class ChatTemplate:
+    """One model's template, bound to its tokenizer. Thread-safe."""
+
+    def __init__(self, source: str, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._end_of_turn = next((t for t in tokenizer.added.values() if t.id == tokenizer.eos), None)
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise CheckpointError(f"the chat template is not valid Jinja: {error}") from None
+
+    @staticmethod
+    def load(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """chat_template.jinja, else the one inside tokenizer_config.json, else None (a base model)."""
+        file = directory / "chat_template.jinja"
+        if file.is_file():
+            return ChatTemplate(file.read_text(encoding="utf-8"), tokenizer)
+        config = directory / "tokenizer_config.json"
+        source = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
+        if isinstance(source, list):
+            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
+        return ChatTemplate(source, tokenizer) if source else None
+
+    def prompt(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **variables: Any
+    ) -> Prompt:
+        """Render and tokenise; takes half a second for 200K new tokens, so keep it off the event loop.
+
+        Raises RequestRefused for messages that the template does not accept.
+        """
+        messages = normalise(messages)
+        mask = _unused_mask(messages, tools)
+        text = self._render([self._masked_message(m, mask) for m in messages], self._masked(tools, mask), variables)
+        tokens, ends = self._tokenise(text, mask)
+        boundaries = [Boundary(end, "message") for end in ends if end < len(tokens)]
+        if boundaries and (tools or any(m["role"] == "system" for m in messages)):
+            boundaries[0] = Boundary(boundaries[0].position, "system")
+        return Prompt(tuple(tokens), (*boundaries, Boundary(len(tokens), "prompt")), self._opens_thinking(text))
+
+    def render(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **variables: Any
+    ) -> str:
+        """The prompt as text, for people and tests; spelled tokens in contents are not told apart in it."""
+        return self._render(normalise(messages), tools, variables)
+
+    def _render(self, messages: list[dict[str, Any]], tools: Any, variables: dict[str, Any]) -> str:
+        known = {"messages": messages, "tools": tools or None, "add_generation_prompt": True}
+        try:
+            return self._template.render({**variables, **known})
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise RequestRefused(
+                f"the chat template does not accept these messages: {error}", param="messages"
+            ) from None
+
+    def _masked_message(self, message: dict[str, Any], mask: str) -> dict[str, Any]:
+        return self._masked(message, mask, control_only=message["role"] == "assistant")
+
+    def _masked(self, value: Any, mask: str, control_only: bool = False) -> Any:
+        if isinstance(value, str):
+            return self._tokenizer.hide_markers(value, mask, control_only)
+        if isinstance(value, dict):
+            return {self._masked(k, mask, control_only): self._masked(v, mask, control_only) for k, v in value.items()}
+        if isinstance(value, list):
+            return [self._masked(item, mask, control_only) for item in value]
+        return value
+
+    def _tokenise(self, text: str, mask: str) -> tuple[list[int], list[int]]:
+        """Token ids, and the positions after each end-of-turn token and the white space that belongs to it."""
+        tokens: list[int] = []
+        ends: list[int] = []
+        turn_ended = False
+        for piece in self._tokenizer.split(text):
+            if isinstance(piece, AddedToken):
+                tokens.append(piece.id)
+                turn_ended = piece == self._end_of_turn
+                if turn_ended:
+                    ends.append(len(tokens))
+            else:
+                tokens.extend(self._tokenizer.encode_segment(piece.replace(mask, "")))
+                if turn_ended and piece.isspace():
+                    ends[-1] = len(tokens)
+        return tokens, ends
+
+    def _opens_thinking(self, text: str) -> bool:
+        tail = text.rpartition(self._end_of_turn.text)[2] if self._end_of_turn else text
+        return tail.rfind("<think>") > tail.rfind("</think>")
+
+
+def _unused_mask(*values: Any) -> str:
+    text = json.dumps(values, ensure_ascii=False)
+    mask = next((m for m in MASKS if m not in text), None)
+    if mask is None:
+        raise RequestRefused("the messages use all of U+FDD0..U+FDEF, which are not characters", param="messages")
+    return mask
+
+
+def _environment() -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _tojson
+    refuse: Callable[[str], NoReturn] = _raise_exception
+    environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.now().strftime(form))
+    return environment
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Jinja's own filter escapes HTML, which models were never shown."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
