@@ -51,6 +51,9 @@ def test_data_that_can_not_be_used_is_refused_in_words(tmp_path):
     bad.write_text('{"id": "a", "messages": []}\n')
     with pytest.raises(UsageError, match="lacks kind, score"):
         load_cases("tools", bad, None, 0, None)
+    bad.write_text('{"id": "a", "kind": "x", "messages": [], "score": "no_calls"}\n' * 2)
+    with pytest.raises(UsageError, match="several cases have the id 'a'"):
+        load_cases("tools", bad, None, 0, None)
     with pytest.raises(UsageError, match="no case is left"):
         load_cases("retrieval", None, None, 0, 5)
 

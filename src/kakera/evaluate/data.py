@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def load_cases(suite: str, path: Path | None, limit: int | None, seed: int, max_
     for number, case in enumerate(cases, 1):
         if missing := [key for key in ("id", "kind", "messages", "score") if key not in case]:
             raise UsageError(f"{source}, case {number}: lacks {', '.join(missing)}; see docs/evaluation.md for the form")
+    if repeated := [name for name, count in Counter(case["id"] for case in cases).items() if count > 1]:
+        raise UsageError(f"{source}: several cases have the id {repeated[0]!r}; answers are told apart by it")
     if max_prompt_tokens is not None:
         cases = [case for case in cases if case.get("prompt_tokens", 0) <= max_prompt_tokens]
     if limit is not None and limit < len(cases):

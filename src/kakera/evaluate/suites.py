@@ -1,0 +1,98 @@
+"""Run a suite of prompts through an engine, all at once by continuous batching, and score every answer.
+
+Greedy, thinking off, as the suites mean it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kakera.chat.template import ChatTemplate
+from kakera.chat.tools import CallDelta, ToolCallParser
+from kakera.evaluate.data import Case
+from kakera.evaluate.scoring import Call, score
+from kakera.evaluate.tables import Answer
+from kakera.run.generate import Completion, generate
+from kakera.run.interface import Engine
+from kakera.schedule.request import Event, Finished, Request, Sampling
+from kakera.text.tokenizer import Tokenizer
+
+NEW_TOKENS = {"retrieval": 40, "tools": 200, "json": 200}  # enough for every right answer of the shipped suites
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What turns cases into prompts and tokens into answers."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    stop_tokens: tuple[int, ...]
+    context: int  # the longest prompt + answer that the engine takes, in tokens
+
+
+def run_suite(
+    suite: str, cases: Sequence[Case], engine: Engine, reader: Reader, on_done: Callable[[], None] = lambda: None
+) -> list[Answer]:
+    """Answers in the order of the cases. A prompt that does not fit the context counts as wrong and says so."""
+    requests, outcome = [], {}
+    for case in cases:
+        request = _request(case, NEW_TOKENS[suite], reader)
+        if len(request.tokens) + request.sampling.max_tokens > reader.context:
+            text = f"prompt of {len(request.tokens)} tokens + answer exceed the context of {reader.context}; raise --context"
+            outcome[case["id"]] = _answer(case, len(request.tokens), False, "", text)
+            on_done()
+        else:
+            requests.append(request)
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Finished):
+            on_done()
+
+    completions = generate(engine, requests, tell)
+    lengths = {request.id: len(request.tokens) for request in requests}
+    for case in cases:
+        if completion := completions.get(case["id"]):
+            outcome[case["id"]] = _judge(case, completion, lengths[case["id"]], reader.tokenizer)
+    return [outcome[case["id"]] for case in cases]
+
+
+def split_calls(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[Call]]:
+    """The text beside tool calls, and the calls with arguments typed by the declared schemas.
+
+    A call that the token limit cut off is closed where it ends: it still is a call, with what was said of it.
+    """
+    parser = ToolCallParser(list(tools))
+    outputs = [*parser.feed(text), *parser.finish(truncated=False)]
+    calls: list[dict[str, str]] = []
+    for part in outputs:
+        if isinstance(part, CallDelta):
+            if part.name is not None:
+                calls.append({"name": part.name, "arguments": ""})
+            calls[part.index]["arguments"] += part.arguments
+    beside = "".join(part for part in outputs if isinstance(part, str))
+    return beside, [{"name": call["name"], "arguments": json.loads(call["arguments"] or "{}")} for call in calls]
+
+
+def _request(case: Case, new_tokens: int, reader: Reader) -> Request:
+    prompt = reader.template.prompt(case["messages"], case.get("tools"), enable_thinking=False)
+    sampling = Sampling(max_tokens=new_tokens, seed=0, temperature=0.0, stop_token_ids=reader.stop_tokens)
+    return Request(case["id"], prompt.tokens, sampling, prompt.boundaries)
+
+
+def _judge(case: Case, completion: Completion, prompt_tokens: int, tokenizer: Tokenizer) -> Answer:
+    finished = completion.finished
+    if finished is None or finished.reason == "error":
+        return _answer(case, prompt_tokens, False, "", finished.message if finished else "never finished")
+    tokens = completion.tokens
+    if finished.stop_token is not None and tokens and tokens[-1] == finished.stop_token:
+        tokens = tokens[:-1]
+    answer = tokenizer.decode(tokens).strip()
+    beside, calls = split_calls(answer, case.get("tools") or ())
+    return _answer(case, prompt_tokens, score(case, answer, beside, calls), answer)
+
+
+def _answer(case: Case, prompt_tokens: int, ok: bool, text: str, error: str = "") -> Answer:
+    return Answer(case["id"], case["kind"], case.get("size", ""), ok, text, prompt_tokens, error)

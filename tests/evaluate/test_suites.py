@@ -1,0 +1,52 @@
+import pytest
+
+from kakera.evaluate.data import load_baseline, load_cases, shipped
+from kakera.evaluate.scoring import score
+from kakera.evaluate.suites import split_calls
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "set",
+            "parameters": {
+                "type": "object",
+                "properties": {"room": {"type": "string"}, "level": {"type": "integer"}, "on": {"type": "boolean"}},
+            },
+        },
+    }
+]
+
+
+def call_text(**parameters):
+    inner = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in parameters.items())
+    return f"<tool_call>\n<function=set>\n{inner}</function>\n</tool_call>"
+
+
+def test_calls_are_typed_by_their_schema_and_text_stands_beside():
+    beside, calls = split_calls("Right away.\n\n" + call_text(room="12", level="7", on="true"), TOOLS)
+    assert beside.strip() == "Right away."
+    assert calls == [{"name": "set", "arguments": {"room": "12", "level": 7, "on": True}}]
+
+
+def test_two_calls_keep_their_order():
+    _, calls = split_calls(call_text(level="1") + "\n" + call_text(level="2"), TOOLS)
+    assert [call["arguments"]["level"] for call in calls] == [1, 2]
+
+
+def test_an_answer_without_calls_is_all_text():
+    assert split_calls("Which room?", TOOLS) == ("Which room?", [])
+
+
+def test_a_call_cut_off_by_the_token_limit_is_still_a_call():
+    _, calls = split_calls("<tool_call>\n<function=set>\n<parameter=room>\nkit", TOOLS)
+    assert calls == [{"name": "set", "arguments": {"room": "kit"}}]
+
+
+@pytest.mark.parametrize("suite", ["retrieval", "tools", "json"])
+def test_the_rules_give_the_published_verdicts_on_the_baseline_answers(suite):
+    baseline = load_baseline(shipped("baseline.jsonl"))
+    for case in load_cases(suite, None, None, 0, None):
+        answer = baseline[case["id"]]["answer"].strip()
+        beside, calls = split_calls(answer, case.get("tools") or ())
+        assert score(case, answer, beside, calls) is baseline[case["id"]]["ok"], case["id"]
