@@ -1,0 +1,103 @@
+"""Checkpoint records: their life, how much each is worth, and which one goes when host memory is short.
+
+absent -> reserved (a plan in flight saves it) -> published (matchable, attached to a tree node) -> released.
+A published record may be pinned: a request restores it, or decodes past it. What is reserved or pinned is not evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from kakera.cache.tree import Node
+
+Kind = Literal["system", "branch", "message", "rolling", "grid"]
+# The order in which kinds are kept. Weights one apart are enough: see Checkpoints.victim.
+WORTH: dict[Kind, int] = {"system": 5, "branch": 4, "message": 3, "rolling": 2, "grid": 1}
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """The state after `position` tokens, stored by the runner under `id`. `node` is None while reserved."""
+
+    id: int
+    position: int
+    kind: Kind
+    node: Node | None = None
+    pins: int = 0
+    credit: int = 0
+    used_at: int = 0
+
+
+@dataclass(eq=False)
+class Sink:
+    """The 16-bit first page that all checkpoints below one child of a root share."""
+
+    id: int
+
+
+class Checkpoints:
+    """Registry of all records. Ids are never used twice, so a stale one can be noticed."""
+
+    def __init__(self) -> None:
+        self.reserved: dict[int, Checkpoint] = {}
+        self.published: dict[int, Checkpoint] = {}
+        self._next_id = 0
+        self._clock = 0
+        self._inflation = 0
+
+    def next_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    def reserve(self, position: int, kind: Kind) -> Checkpoint:
+        record = Checkpoint(self.next_id(), position, kind)
+        self.reserved[record.id] = record
+        return record
+
+    def publish(self, record: Checkpoint, node: Node) -> None:
+        del self.reserved[record.id]
+        self.published[record.id] = record
+        record.node = node
+        self.refresh(record)
+
+    def forget(self, record: Checkpoint) -> None:
+        self.reserved.pop(record.id, None)
+        self.published.pop(record.id, None)
+        record.node = None
+
+    def refresh(self, record: Checkpoint) -> None:
+        """Call for the one record that was used; its neighbours on the path earned nothing."""
+        self._clock += 1
+        record.used_at = self._clock
+        record.credit = self._inflation + WORTH[record.kind]
+
+    def victim(self, asking: Kind) -> Checkpoint | None:
+        """The published, unpinned record worth least, or None.
+
+        GreedyDual: a record's credit is its kind's worth plus the credit of the last victim at the time of its last
+        use. So kinds go in order and the least recently used first within a kind, but no kind is immortal: last
+        week's system prompt ages while today's answers come and go. A grid point never displaces a better record.
+        """
+        loose = (record for record in self.published.values() if record.pins == 0)
+        least = min(loose, key=lambda record: (record.credit, record.used_at), default=None)
+        if least is None or (asking == "grid" and least.credit > self._inflation + WORTH["grid"]):
+            return None
+        self._inflation = max(self._inflation, least.credit)
+        return least
+
+
+def least_needed(positions: Sequence[int], end: int, loose: Sequence[bool]) -> int | None:
+    """Index of the position to give up so that the rest is dense near `end` and geometric further back.
+
+    Giving up p[i] leaves a gap from its left to its right neighbour; the gap counts relative to the distance from
+    `end`, because a request that diverges there replays about that much. Only indices marked `loose` may go.
+    """
+    edges = [0, *positions, end]
+
+    def gap(i: int) -> float:
+        return (edges[i + 2] - edges[i]) / (end - positions[i] + 1)
+
+    return min((i for i in range(len(positions)) if loose[i]), key=gap, default=None)

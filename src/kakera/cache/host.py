@@ -1,0 +1,59 @@
+"""HostBudget: one number of host bytes shared by checkpoints, sinks and demoted pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kakera.plan.plan import Plan
+
+Tier = Literal["checkpoint", "sink", "page"]
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """What the cache may hand out. `pages` are device pages; the rest are bytes (a record's size, all ranks alike)."""
+
+    pages: int
+    host_bytes: int
+    checkpoint_bytes: int
+    sink_bytes: int
+    page_bytes: int
+    windowed: bool  # pages are lossy: a hit needs the 16-bit sink too
+
+    @staticmethod
+    def of(plan: Plan) -> CacheSizes:
+        return CacheSizes(
+            pages=plan.pages,
+            host_bytes=plan.host_cache,
+            checkpoint_bytes=plan.checkpoint_bytes,
+            sink_bytes=plan.sink_bytes,
+            page_bytes=plan.page_bytes,
+            windowed=plan.kv.windowed,
+        )
+
+
+class HostBudget:
+    """Counts records of each tier; the bytes in use follow from the counts."""
+
+    def __init__(self, sizes: CacheSizes) -> None:
+        self.limit = sizes.host_bytes
+        self._bytes: dict[Tier, int] = {
+            "checkpoint": sizes.checkpoint_bytes,
+            "sink": sizes.sink_bytes,
+            "page": sizes.page_bytes,
+        }
+        self.counts: dict[Tier, int] = {"checkpoint": 0, "sink": 0, "page": 0}
+
+    @property
+    def used(self) -> int:
+        return sum(self._bytes[tier] * count for tier, count in self.counts.items())
+
+    def fits(self, *tiers: Tier) -> bool:
+        return self.used + sum(self._bytes[tier] for tier in tiers) <= self.limit
+
+    def take(self, tier: Tier) -> None:
+        self.counts[tier] += 1
+
+    def give(self, tier: Tier) -> None:
+        self.counts[tier] -= 1

@@ -1,0 +1,30 @@
+"""Lease: everything that one running request holds in the cache, in one place, so that giving it back is one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kakera.cache.checkpoints import Checkpoint, Sink
+from kakera.cache.tree import Node
+
+
+@dataclass(eq=False)
+class Lease:
+    """`pages[i]` is the device page of positions 64 i .. 64 i + 63.
+
+    `path` are the locked tree nodes of the pages completed so far. A page in `owned` belongs to this request alone:
+    it is not complete yet, or the tree had the same page already. All others belong to the tree.
+    """
+
+    salt: bytes
+    slot: int
+    path: list[Node]
+    pages: list[int]
+    owned: set[int]
+    restored: Checkpoint | None = None  # pinned until the restoring step is committed
+    rolling: Checkpoint | None = None  # the newest one, pinned while the request runs
+    reserved: list[Checkpoint] = field(default_factory=list)  # being saved by the plan in flight
+    sink: Sink | None = None  # being saved by the plan in flight
+
+    def pins(self) -> list[Checkpoint]:
+        return [record for record in (self.restored, self.rolling) if record is not None]

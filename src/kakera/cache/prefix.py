@@ -1,0 +1,338 @@
+"""PrefixCache: the one door to pages, tree and checkpoints. Decides, and logs actions for the runner to execute.
+
+A request's life: match -> acquire -> per step (grow, reserve; after the step extend, publish or forfeit) -> release.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from kakera.cache.actions import ActionLog
+from kakera.cache.checkpoints import WORTH, Checkpoint, Checkpoints, Kind, Sink, least_needed
+from kakera.cache.host import CacheSizes, HostBudget, Tier
+from kakera.cache.integrity import check_integrity
+from kakera.cache.lease import Lease
+from kakera.cache.match import Match, find_match
+from kakera.cache.pages import IdPool
+from kakera.cache.tree import Node, PageTree
+from kakera.schedule.step import (
+    PAGE,
+    Action,
+    DemotePages,
+    Drop,
+    PromotePages,
+    ResetSlot,
+    RestoreCheckpoint,
+    SavePoint,
+    SaveSink,
+)
+
+
+class PrefixCache:
+    """Not thread-safe. `per_path` caps the checkpoints between a root and any node (pinned and shared ones aside)."""
+
+    def __init__(self, sizes: CacheSizes, per_path: int = 16) -> None:
+        self.sizes = sizes
+        self.per_path = per_path
+        self.tree = PageTree()
+        self.checkpoints = Checkpoints()
+        self.device = IdPool(sizes.pages)
+        self.host = HostBudget(sizes)
+        self.host_ids = IdPool(sizes.host_bytes // max(sizes.page_bytes, 1))
+        self.leases: set[Lease] = set()
+        self.counters: Counter[str] = Counter()
+        self._log = ActionLog()
+
+    @property
+    def available(self) -> int:
+        """Device pages that can be had now: free ones and cached ones that nobody uses."""
+        return self.device.free + self.tree.unlocked
+
+    @property
+    def can_save(self) -> bool:
+        """False if host memory can not hold even one checkpoint: then nothing is ever restored."""
+        return self.sizes.checkpoint_bytes + self._sink_bytes <= self.sizes.host_bytes
+
+    @property
+    def _sink_bytes(self) -> int:
+        return self.sizes.sink_bytes if self.sizes.windowed else 0
+
+    def take_actions(self) -> tuple[Action, ...]:
+        """Actions decided since the last call; they go, in order, in front of the next forward pass."""
+        return self._log.take()
+
+    def match(self, keys: Sequence[bytes], salt: bytes, tokens: int) -> Match:
+        """What can be restored of a prompt of `tokens` tokens whose complete pages have `keys`. Changes nothing."""
+        return find_match(self.tree, salt, keys, tokens, self.sizes.windowed)
+
+    # A request comes, grows, and goes
+
+    def acquire(self, match: Match, pages: int, slot: int, headroom: int = 0) -> Lease | None:
+        """Take `pages` pages and the match, and prepare the slot. None, and nothing has changed, if they do not fit.
+
+        `headroom` pages must remain available for others. The match must be fresh.
+        """
+        held = match.path
+        idle = sum(node.device is not None and node.users == 0 for node in held)
+        asleep = [node for node in held if node.device is None]
+        needed = pages - len(held) + len(asleep)
+        if needed + headroom > self.available - idle:
+            return None
+        self.tree.lock(held)
+        if match.checkpoint is not None:
+            match.checkpoint.pins += 1
+            self.checkpoints.refresh(match.checkpoint)
+        self._free_device(needed)
+        self._promote(asleep)
+        owned = [self.device.take() for _ in range(pages - len(held))]
+        table = [node.device for node in held if node.device is not None] + owned
+        lease = Lease(match.salt, slot, list(held), table, set(owned), restored=match.checkpoint)
+        self.leases.add(lease)
+        self._prepare(lease, match.position)
+        return lease
+
+    def _prepare(self, lease: Lease, position: int) -> None:
+        if lease.restored is None:
+            self._log.add(ResetSlot(lease.slot))
+            return
+        sink = lease.path[0].sink if self.sizes.windowed else None
+        self._log.add(RestoreCheckpoint(lease.slot, lease.restored.id, position, sink.id if sink else None))
+        self.counters["checkpoints_restored"] += 1
+
+    def grow(self, lease: Lease) -> bool:
+        """One more page. False if every page is in use by a running request."""
+        if self.available == 0:
+            return False
+        self._free_device(1)
+        page = self.device.take()
+        lease.pages.append(page)
+        lease.owned.add(page)
+        return True
+
+    def release(self, lease: Lease) -> None:
+        """Give everything back; complete pages stay cached."""
+        self.forfeit(lease)
+        for record in lease.pins():
+            record.pins -= 1
+        self.tree.unlock(lease.path)
+        for page in lease.owned:
+            self.device.give(page)
+        self.leases.remove(lease)
+
+    # A step is planned
+
+    def reserve(self, lease: Lease, wanted: Iterable[tuple[int, Kind]]) -> tuple[SavePoint, ...]:
+        """Host memory for checkpoints at these positions, best kind first; fewer if it is short.
+
+        If one needs the sink of its root and there is none yet, the sink is reserved too: see `sink_action`.
+        """
+        points: list[SavePoint] = []
+        for position, kind in sorted(wanted, key=lambda save: (-WORTH[save[1]], -save[0])):
+            if not (self._reserve_sink(lease, kind) and self._free_host(kind, "checkpoint")):
+                self.counters["checkpoints_not_saved"] += 1
+                continue
+            self.host.take("checkpoint")
+            record = self.checkpoints.reserve(position, kind)
+            lease.reserved.append(record)
+            points.append(SavePoint(position, record.id))
+        return tuple(sorted(points, key=lambda point: point.position))
+
+    def sink_action(self, lease: Lease) -> tuple[SaveSink, ...]:
+        """The copy of the slot's sink page that must follow this step's forward pass, if one is reserved."""
+        return (SaveSink(lease.slot, lease.sink.id),) if lease.sink is not None else ()
+
+    def _reserve_sink(self, lease: Lease, kind: Kind) -> bool:
+        if not self.sizes.windowed or lease.sink is not None or (lease.path and lease.path[0].sink is not None):
+            return True
+        if not self._free_host(kind, "sink", "checkpoint"):
+            return False
+        self.host.take("sink")
+        lease.sink = Sink(self.checkpoints.next_id())
+        return True
+
+    # A step is committed
+
+    def extend(self, lease: Lease, keys: Sequence[bytes], complete: int) -> None:
+        """Put the request's pages up to number `complete` into the tree: others can match them from now on.
+
+        The step that restored the request's checkpoint is over, so that one is no longer pinned.
+        """
+        if lease.restored is not None:
+            lease.restored.pins -= 1
+            lease.restored = None
+        for i in range(len(lease.path), complete):
+            parent = lease.path[-1] if lease.path else self.tree.root(lease.salt)
+            node = parent.children.get(keys[i]) or self.tree.add(parent, keys[i])
+            self.tree.lock((node,))
+            lease.path.append(node)
+            if node.device is None:
+                lease.owned.remove(lease.pages[i])
+                self.tree.place(node, lease.pages[i])
+                self._drop_host_page(node)
+
+    def publish(self, lease: Lease) -> None:
+        """The step saved what was reserved: attach it to the nodes where the request stands, which must be extended."""
+        for record in sorted(lease.reserved, key=lambda record: record.position):
+            node = lease.path[record.position // PAGE - 1]
+            if lease.sink is not None and node.top.sink is None:
+                node.top.sink, lease.sink = lease.sink, None
+            if node.checkpoint is not None:
+                self._prefer(node.checkpoint, record.kind)
+                self._forget(record)
+            elif self.sizes.windowed and node.top.sink is None:
+                self._forget(record)
+            else:
+                self._attach(lease, record, node)
+        lease.reserved.clear()
+        self._forfeit_sink(lease)
+
+    def forfeit(self, lease: Lease) -> None:
+        """The step failed, or the request ends: what was reserved is not to be trusted."""
+        for record in lease.reserved:
+            self._forget(record)
+        lease.reserved.clear()
+        self._forfeit_sink(lease)
+
+    def _attach(self, lease: Lease, record: Checkpoint, node: Node) -> None:
+        node.checkpoint, node.lost_checkpoint = record, False
+        node.top.checkpoints_below += 1
+        self.checkpoints.publish(record, node)
+        self.counters["checkpoints_saved"] += 1
+        if record.kind == "rolling":
+            older, lease.rolling = lease.rolling, record
+            record.pins += 1
+            if older is not None:
+                older.pins -= 1
+                if older.pins == 0 and older.kind == "rolling":
+                    self._drop_checkpoint(older)
+        self._thin_path(lease.path[: node.depth])
+
+    def _prefer(self, record: Checkpoint, kind: Kind) -> None:
+        if WORTH[kind] > WORTH[record.kind]:
+            record.kind = kind
+            self.checkpoints.refresh(record)
+
+    def _thin_path(self, path: Sequence[Node]) -> None:
+        *older, newest = [node.checkpoint for node in path if node.checkpoint is not None]
+        if len(older) < self.per_path:
+            return
+        index = least_needed([r.position for r in older], newest.position, [_is_loose(r) for r in older])
+        if index is not None:
+            self._drop_checkpoint(older[index])
+            self.counters["checkpoints_thinned"] += 1
+
+    def check_integrity(self) -> None:
+        """Assert every invariant of the package README; slow, for tests and for idle moments."""
+        check_integrity(self)
+
+    # Room on the device
+
+    def _free_device(self, pages: int) -> None:
+        while self.device.free < pages:
+            self._evict(self.tree.coldest())
+
+    def _evict(self, node: Node) -> None:
+        """Demote a page that leads to a checkpoint, if host memory allows; drop it with all below it otherwise."""
+        page = node.device
+        assert page is not None
+        if _leads_somewhere(node) and self._free_host("grid", "page") and _leads_somewhere(node):
+            node.host = self.host_ids.take()
+            self.host.take("page")
+            self.tree.place(node, None)
+            self._log.add(DemotePages(((page, node.host),)))
+            self.counters["pages_demoted"] += 1
+        else:
+            self._drop_subtree(node)
+            self.counters["pages_evicted"] += 1
+        self.device.give(page)
+
+    def _promote(self, nodes: Sequence[Node]) -> None:
+        pairs: list[tuple[int, int]] = []
+        for node in nodes:
+            assert node.host is not None
+            page = self.device.take()
+            self.tree.place(node, page)
+            pairs.append((node.host, page))
+        if pairs:
+            self._log.add(PromotePages(tuple(pairs)))
+            self.counters["pages_promoted"] += len(pairs)
+        for node in nodes:
+            self._drop_host_page(node)
+
+    def _drop_subtree(self, node: Node) -> None:
+        below = [node]
+        for each in below:
+            below.extend(each.children.values())
+        for each in reversed(below):
+            if each.checkpoint is not None:
+                self._detach(each.checkpoint)
+            if each.device is not None:
+                self.tree.place(each, None)
+            self._drop_host_page(each)
+            self.tree.remove(each)
+
+    # Room on the host
+
+    def _free_host(self, asking: Kind, *tiers: Tier) -> bool:
+        while not self.host.fits(*tiers):
+            record = self.checkpoints.victim(asking)
+            if record is None:
+                return False
+            self._drop_checkpoint(record)
+            self.counters["checkpoints_evicted"] += 1
+        return True
+
+    def _drop_checkpoint(self, record: Checkpoint) -> None:
+        """Release a published record, and the host pages that led to nothing else."""
+        node = record.node
+        assert node is not None
+        self._detach(record)
+        while node.parent is not None and node.device is None and node.users == 0 and not _leads_somewhere(node):
+            parent = node.parent
+            self._drop_host_page(node)
+            self.tree.remove(node)
+            node = parent
+
+    def _detach(self, record: Checkpoint) -> None:
+        node = record.node
+        assert node is not None and record.pins == 0
+        node.checkpoint, node.lost_checkpoint = None, True
+        self._forget(record)
+        top = node.top
+        top.checkpoints_below -= 1
+        if top.checkpoints_below == 0 and top.sink is not None:
+            self._drop_sink(top.sink)
+            top.sink = None
+
+    def _forget(self, record: Checkpoint) -> None:
+        self.checkpoints.forget(record)
+        self.host.give("checkpoint")
+        self._log.add(Drop(checkpoints=(record.id,)))
+
+    def _forfeit_sink(self, lease: Lease) -> None:
+        if lease.sink is not None:
+            self._drop_sink(lease.sink)
+            lease.sink = None
+
+    def _drop_sink(self, sink: Sink) -> None:
+        self.host.give("sink")
+        self._log.add(Drop(sinks=(sink.id,)))
+
+    def _drop_host_page(self, node: Node) -> None:
+        if node.host is not None:
+            self._log.add(Drop(host_pages=(node.host,)))
+            self.host_ids.give(node.host)
+            self.host.give("page")
+            node.host = None
+
+
+def _leads_somewhere(node: Node) -> bool:
+    """A checkpoint stands at this node or below it: host-only nodes exist for no other reason."""
+    return node.checkpoint is not None or bool(node.children)
+
+
+def _is_loose(record: Checkpoint) -> bool:
+    """May be thinned out: not in use, and not a place where several paths are known or expected to part."""
+    parts = record.node is not None and len(record.node.children) > 1
+    return record.pins == 0 and record.kind not in ("system", "branch") and not parts
