@@ -46,7 +46,7 @@ def test_a_call_cut_off_by_the_token_limit_is_still_a_call():
 @pytest.mark.parametrize("suite", ["retrieval", "tools", "json"])
 def test_the_rules_give_the_published_verdicts_on_the_baseline_answers(suite):
     baseline = load_baseline(shipped("baseline.jsonl"))
-    for case in load_cases(suite, None, None, 0, None):
+    for case in load_cases(suite):
         answer = baseline[case["id"]]["answer"].strip()
         beside, calls = split_calls(answer, case.get("tools") or ())
         assert score(case, answer, beside, calls) is baseline[case["id"]]["ok"], case["id"]

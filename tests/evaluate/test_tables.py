@@ -24,38 +24,38 @@ def test_groups_count_by_kind_and_size_and_against_the_baseline():
 
 
 def test_every_shipped_suite_loads_and_every_case_names_its_fields():
-    kinds = {suite: {c["kind"] for c in load_cases(suite, None, None, 0, None)} for suite in ("retrieval", "tools", "json")}
+    kinds = {suite: {c["kind"] for c in load_cases(suite)} for suite in ("retrieval", "tools", "json")}
     assert kinds["retrieval"] == {"single", "multi_key", "multi_hop"}
     assert kinds["tools"] == {"single", "parallel", "none", "second_turn", "after_result"}
     assert kinds["json"] == {"keys", "schema"}
     known = load_baseline(shipped("baseline.jsonl"))
-    assert all(case["id"] in known for case in load_cases("retrieval", None, None, 0, None))
+    assert all(case["id"] in known for case in load_cases("retrieval"))
     assert sum(map(len, load_documents(None))) > 100_000
 
 
 def test_limit_draws_a_sample_by_seed_in_file_order():
-    everything = [case["id"] for case in load_cases("tools", None, None, 0, None)]
-    some = [case["id"] for case in load_cases("tools", None, 10, 1, None)]
+    everything = [case["id"] for case in load_cases("tools")]
+    some = [case["id"] for case in load_cases("tools", limit=10, seed=1)]
     assert len(some) == 10 and some == sorted(some, key=everything.index)
-    assert some == [case["id"] for case in load_cases("tools", None, 10, 1, None)]
-    assert some != [case["id"] for case in load_cases("tools", None, 10, 2, None)]
+    assert some == [case["id"] for case in load_cases("tools", limit=10, seed=1)]
+    assert some != [case["id"] for case in load_cases("tools", limit=10, seed=2)]
 
 
 def test_data_that_can_not_be_used_is_refused_in_words(tmp_path):
     with pytest.raises(UsageError, match="can not read"):
-        load_cases("tools", tmp_path / "none.jsonl", None, 0, None)
+        load_cases("tools", tmp_path / "none.jsonl")
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "kind": "x", "messages": [], "score": "no_calls"}\n\n{"id":\n')
     with pytest.raises(UsageError, match="line 3: not JSON"):
-        load_cases("tools", bad, None, 0, None)
+        load_cases("tools", bad)
     bad.write_text('{"id": "a", "messages": []}\n')
     with pytest.raises(UsageError, match="lacks kind, score"):
-        load_cases("tools", bad, None, 0, None)
+        load_cases("tools", bad)
     bad.write_text('{"id": "a", "kind": "x", "messages": [], "score": "no_calls"}\n' * 2)
     with pytest.raises(UsageError, match="several cases have the id 'a'"):
-        load_cases("tools", bad, None, 0, None)
+        load_cases("tools", bad)
     with pytest.raises(UsageError, match="no case is left"):
-        load_cases("retrieval", None, None, 0, 5)
+        load_cases("retrieval", max_prompt_tokens=5)
 
 
 def test_windows_are_cut_from_the_joined_documents():

@@ -63,7 +63,9 @@ class Client:
             self._model = answer.json()["data"][0]["id"]
         except (_httpx().HTTPError, KeyError, IndexError, ValueError) as error:
             await self._http.aclose()
-            raise KakeraError(f"{self._http.base_url} does not answer GET /v1/models ({error}); is it running?") from None
+            raise KakeraError(
+                f"{self._http.base_url} does not answer GET /v1/models ({error}); is it running?"
+            ) from None
         return self
 
     async def __aexit__(self, *_: object) -> None:

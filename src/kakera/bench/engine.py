@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from kakera.bench.quantiles import Times
@@ -103,10 +102,3 @@ class EngineBench:
     def _busy(self) -> bool:
         stats = self.engine.stats()
         return stats.running + stats.waiting > 0
-
-
-def grid(
-    contexts: list[int], batches: list[int], one: Callable[[int, int], DecodeSpeed | PrefillSpeed]
-) -> list[DecodeSpeed | PrefillSpeed]:
-    """Every context with every batch, small ones first."""
-    return [one(context, batch) for context in sorted(contexts) for batch in sorted(batches)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kakera.bench.client import Client
 from kakera.bench.figure import Figure
-from kakera.bench.load import level, prefill_beside, second_turn
+from kakera.bench.load import BESIDE_STREAMS, level, prefill_beside, second_turn
 from kakera.bench.quantiles import milliseconds
 from kakera.bench.text import Prose
 
@@ -38,7 +38,7 @@ async def streams(client: Client, prose: Prose) -> list[Figure]:
 
 
 async def beside(client: Client, prose: Prose) -> list[Figure]:
-    found = await prefill_beside(client, prose, 4, LONG_TOKENS)
+    found = await prefill_beside(client, prose, BESIDE_STREAMS, LONG_TOKENS)
     gaps = f"p95 {milliseconds(found.beside.p95)} ms against {milliseconds(found.alone.p95)} ms alone"
     speed = f"{found.shared_prefill:.0f} against {found.solo_prefill:.0f} tokens/s, {found.prompt_tokens:,} tokens"
     return [

@@ -14,6 +14,7 @@ from kakera.errors import KakeraError
 QUESTION = "What is the text about?"
 SECOND_QUESTION = "Who are you?"
 ALONE_SECONDS = 4.0  # at 25 tokens/s and 4 streams: 400 gaps, so that the 95th percentile rests on 20
+BESIDE_STREAMS = 4
 STREAM_PROMPT_TOKENS = 128
 STREAM_NEW_TOKENS = 3000  # more than a stream can say while the long prompt runs
 
@@ -162,6 +163,8 @@ class _Running:
     def gaps(self, begin: float, end: float) -> list[float]:
         """Times between neighbouring arrivals that overlap a stretch of time. Raises KakeraError if it ended before."""
         if self._task.done() and not self._task.cancelled():
-            raise KakeraError(f"a stream ended while the long prompt ran: {self._task.exception() or 'all tokens sent'}")
+            raise KakeraError(
+                f"a stream ended while the long prompt ran: {self._task.exception() or 'all tokens sent'}"
+            )
         pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
         return [b - a for a, b in pairs if b > begin and a < end]

@@ -11,10 +11,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 
 from kakera.errors import EngineDied
+from kakera.plan.plan import Wishes
 
 START_SECONDS = 300
 STOP_SECONDS = 20
@@ -24,6 +25,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def flags(wishes: Wishes) -> list[str]:
+    """The memory options as the command line spells them; those left at their default are left out."""
+    found: list[str] = []
+    for field in fields(wishes):
+        value = getattr(wishes, field.name)
+        if value != field.default:
+            found += ["--" + field.name.replace("_", "-"), str(value)]
+    return found
 
 
 class ServerProcess:
@@ -39,7 +50,7 @@ class ServerProcess:
         self.on_wait = on_wait
 
     def __enter__(self) -> ServerProcess:
-        self._log = tempfile.NamedTemporaryFile("w+b", prefix="kakera-bench-", suffix=".log")  # noqa: SIM115 (closed on exit)
+        self._log = tempfile.NamedTemporaryFile("w+b", prefix="kakera-bench-", suffix=".log")
         self._process = subprocess.Popen(self.command, stdout=self._log, stderr=subprocess.STDOUT)
         began = time.monotonic()
         try:
@@ -56,7 +67,7 @@ class ServerProcess:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def get(self, path: str) -> str:

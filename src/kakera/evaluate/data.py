@@ -32,7 +32,13 @@ def load_lines(path: Path) -> list[Case]:
     return rows
 
 
-def load_cases(suite: str, path: Path | None, limit: int | None, seed: int, max_prompt_tokens: int | None) -> list[Case]:
+def load_cases(
+    suite: str,
+    path: Path | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    max_prompt_tokens: int | None = None,
+) -> list[Case]:
     """The cases of a suite, at most `limit` of them: a sample drawn by `seed`, in the order of the file.
 
     `max_prompt_tokens` leaves out cases whose `prompt_tokens` say that they are longer. Raises UsageError if a case
@@ -42,7 +48,9 @@ def load_cases(suite: str, path: Path | None, limit: int | None, seed: int, max_
     cases = load_lines(source)
     for number, case in enumerate(cases, 1):
         if missing := [key for key in ("id", "kind", "messages", "score") if key not in case]:
-            raise UsageError(f"{source}, case {number}: lacks {', '.join(missing)}; see docs/evaluation.md for the form")
+            raise UsageError(
+                f"{source}, case {number}: lacks {', '.join(missing)}; see docs/evaluation.md for the form"
+            )
     if repeated := [name for name, count in Counter(case["id"] for case in cases).items() if count > 1]:
         raise UsageError(f"{source}: several cases have the id {repeated[0]!r}; answers are told apart by it")
     if max_prompt_tokens is not None:

@@ -1,4 +1,4 @@
-"""Teacher-forced logits of a token list, computed as the engine computes a prompt: prefill in chunks through the KV codec.
+"""Teacher-forced logits of a token list, computed as the engine computes a prompt: in chunks, through the KV codec.
 
 A key's precision follows from positions alone, so what is measured here is what decoding sees.
 """

@@ -41,7 +41,7 @@ def run_suite(
     for case in cases:
         request = _request(case, NEW_TOKENS[suite], reader)
         if len(request.tokens) + request.sampling.max_tokens > reader.context:
-            text = f"prompt of {len(request.tokens)} tokens + answer exceed the context of {reader.context}; raise --context"
+            text = f"prompt and answer exceed the context of {reader.context} tokens; raise --context"
             outcome[case["id"]] = _answer(case, len(request.tokens), False, "", text)
             on_done()
         else:

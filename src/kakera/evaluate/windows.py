@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from kakera.errors import UsageError
+from kakera.evaluate.data import load_documents
+from kakera.text.tokenizer import Tokenizer
 
 Window = tuple[int, ...]
 
@@ -35,3 +38,11 @@ def cut(
     if limit is not None and limit < len(windows):
         windows = [windows[i] for i in sorted(random.Random(seed).sample(range(len(windows)), limit))]
     return windows
+
+
+def cut_held_out(
+    tokenizer: Tokenizer, size: int, limit: int | None = None, data: Path | None = None, seed: int = 0
+) -> list[Window]:
+    """Windows of the held-out text, or of the file `data`; each document is followed by its end token."""
+    end = tokenizer.added.get("<|endoftext|>")  # the name in this family of models
+    return cut(load_documents(data), tokenizer.encode, end.id if end else None, size, limit, seed)

@@ -1,0 +1,233 @@
+"""kakera bench: how fast. A server under load, or the engine in this process, and the promised figures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
+from kakera.plan.plan import Wishes
+
+if TYPE_CHECKING:
+    from kakera.bench.engine import EngineBench
+    from kakera.bench.load import Beside, Level, SecondTurn
+
+app = typer.Typer(help="Measure speed: serve, decode, prefill, figures.", no_args_is_help=True)
+
+PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw a plot: FILE.png, .svg or .pdf.", metavar="FILE")]
+ContextsOption = Annotated[str, typer.Option("--contexts", help="Context lengths in tokens.", metavar="N,N,...")]
+BatchesOption = Annotated[str, typer.Option("--batches", help="Requests at once.", metavar="N,N,...")]
+
+
+@app.command()
+@with_memory_options
+def serve(
+    model: ModelArgument = "mini",
+    url: Annotated[str | None, typer.Option("--url", help="Measure this server instead of starting one.")] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="The key of the server at --url.")] = None,
+    streams: Annotated[str, typer.Option("--streams", help="Parallel streams.", metavar="N,N,...")] = "1,2,4,8",
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=16)] = 256,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2)] = 128,
+    long: Annotated[int, typer.Option("--long", min=0, help="Tokens of the long prompt; 0 leaves it out.")] = 8000,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """A server under load: parallel streams, a second turn, a long prompt beside running streams."""
+    from kakera.bench import plot as plots
+    from kakera.bench.server import ServerProcess, flags
+
+    counts = _numbers("--streams", streams)
+    if plot:
+        plots.check(plot)
+    with contextlib.ExitStack() as stack:
+        if url is None:
+            with _waiting("starting the server"):
+                url = stack.enter_context(ServerProcess(model, flags(wishes))).url
+        with _waiting("measuring") as tell:
+            levels, turn, beside = asyncio.run(_load(url, api_key, counts, prompt_tokens, new_tokens, long, tell))
+    if plot:
+        line = plots.Line("all streams", counts, [level.tokens_per_second for level in levels])
+        plots.draw(plot, f"{model}: {prompt_tokens} + {new_tokens} tokens", "streams", "tokens/s", [line])
+    result = {
+        "model": model,
+        "levels": [asdict(level) for level in levels],
+        "second_turn": asdict(turn) if turn else None,
+        "prefill_beside": asdict(beside) if beside else None,
+    }
+    from kakera.bench import tables
+
+    views = [tables.levels(model, levels)]
+    if turn and beside:
+        views += [tables.second_turn(turn), tables.beside(beside)]
+    _show(result, as_json, views)
+
+
+async def _load(
+    url: str,
+    api_key: str | None,
+    counts: Sequence[int],
+    prompt_tokens: int,
+    new_tokens: int,
+    long: int,
+    tell: Callable[[str], None],
+) -> tuple[list[Level], SecondTurn | None, Beside | None]:
+    from kakera.bench import load
+    from kakera.bench.client import Client
+    from kakera.bench.text import Prose
+
+    prose = Prose()
+    levels = []
+    async with Client(url, api_key) as client:
+        await load.calibrate(client, prose)
+        for count in counts:
+            tell(f"{count} streams")
+            levels.append(await load.level(client, prose, count, prompt_tokens, new_tokens))
+        if not long:
+            return levels, None, None
+        tell("second turn")
+        turn = await load.second_turn(client, prose, long)
+        tell("a long prompt beside running streams")
+        return levels, turn, await load.prefill_beside(client, prose, load.BESIDE_STREAMS, long)
+
+
+@app.command()
+@with_memory_options
+def decode(
+    model: ModelArgument = "mini",
+    contexts: ContextsOption = "256,1024,4096",
+    batches: BatchesOption = "1,2,4,8",
+    steps: Annotated[int, typer.Option("--steps", min=2, help="Steps that are timed.")] = 32,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """Tokens per second of decoding, by context and batch, without a server."""
+    _grid("decode", model, contexts, batches, plot, as_json, wishes, lambda bench, n, b: bench.decode(n, b, steps))
+
+
+@app.command()
+@with_memory_options
+def prefill(
+    model: ModelArgument = "mini",
+    contexts: ContextsOption = "256,1024,4096",
+    batches: BatchesOption = "1",
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """Tokens per second of reading prompts, by length and number, without a server."""
+    _grid("prefill", model, contexts, batches, plot, as_json, wishes, lambda bench, n, b: bench.prefill(n, b))
+
+
+def _grid(
+    what: str,
+    model: str,
+    contexts: str,
+    batches: str,
+    plot: Path | None,
+    as_json: bool,
+    wishes: Wishes,
+    one: Callable[[EngineBench, int, int], Any],
+) -> None:
+    from kakera.bench import plot as plots
+    from kakera.bench import tables
+    from kakera.bench.engine import EngineBench
+    from kakera.evaluate.session import open_engine
+
+    if plot:
+        plots.check(plot)
+    lengths, counts = _numbers("--contexts", contexts), _numbers("--batches", batches)
+    engine = open_engine(_directory(model), wishes)
+    bench = EngineBench(engine, engine.plan.spec.vocab)
+    rows = []
+    with _waiting(what) as tell:
+        for length in lengths:
+            for count in counts:
+                tell(f"{what}: {count} x {length} tokens")
+                rows.append(one(bench, length, count))
+    if plot:
+        lines = [
+            plots.Line(f"{n:,} tokens", counts, [row.tokens_per_second for row in rows if row.context == n])
+            for n in lengths
+        ]
+        plots.draw(plot, f"{what}: {model}, KV {wishes.kv}", "requests at once", "tokens/s", lines)
+    result = {"what": what, "model": model, "kv": wishes.kv, "rows": [asdict(row) for row in rows]}
+    _show(result, as_json, [tables.grid(f"{what}: {model}, KV {wishes.kv}", rows)])
+
+
+@app.command()
+@with_memory_options
+def figures(
+    model: ModelArgument = "mini",
+    only: Annotated[str | None, typer.Option("--only", help="Groups, such as turn,kld.", metavar="NAME,...")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Retrieval prompts instead of the shipped ones.")] = None,
+    max_prompt_tokens: Annotated[int | None, typer.Option("--max-prompt-tokens", min=1)] = None,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """The promised figures, each against its bar. Exit status 1 if one is missed."""
+    from kakera.bench import figure
+    from kakera.bench.figures import GROUPS, Subject, measure
+
+    names = tuple(only.split(",")) if only else GROUPS
+    subject = Subject(model, _directory(model), wishes, data, max_prompt_tokens)
+    with _waiting("measuring") as tell:
+        found = measure(subject, names, tell)
+    _show({"model": model, "figures": [f.json() for f in found]}, as_json, [figure.table(found, model)])
+    if not all(f.ok for f in found):
+        raise typer.Exit(1)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    from kakera.errors import UsageError
+
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1:
+        raise UsageError(f"{option} {text}: give whole numbers from 1 on, such as 1,2,4")
+    return numbers
+
+
+def _directory(model: str) -> Path:
+    from kakera.cli.model import resolve_model
+    from kakera.errors import UsageError
+
+    found = resolve_model(model)
+    if found.scripted:
+        raise UsageError("a scripted model can only be measured through a server: kakera bench serve scripted:FILE")
+    return found.path
+
+
+@contextlib.contextmanager
+def _waiting(what: str) -> Any:
+    """A spinner on stderr; yields the function that changes its text."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(what) as status:
+        yield status.update
+
+
+def _show(result: dict[str, Any], as_json: bool, views: Sequence[Any]) -> None:
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(result, indent=2))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for view in views:
+        console.print(view)

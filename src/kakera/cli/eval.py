@@ -1,0 +1,196 @@
+"""kakera eval: measure what a model, a quantisation or a KV codec gets right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
+from kakera.plan.plan import Wishes
+
+app = typer.Typer(help="Measure quality: ppl, kld, retrieval, tools, json.", no_args_is_help=True)
+
+DataOption = Annotated[Path | None, typer.Option("--data", help="Data to use instead of the shipped one.")]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="At most that many cases or windows.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Draws the sample that --limit keeps.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Write one JSON line an answer to this file.")]
+BaselineOption = Annotated[Path | None, typer.Option("--baseline", help="Answers (jsonl) to compare with.")]
+LongestOption = Annotated[
+    int | None, typer.Option("--max-prompt-tokens", min=1, help="Leave out cases with longer prompts.")
+]
+WindowOption = Annotated[int, typer.Option("--window", min=2, help="Tokens of a window; each starts cold.")]
+
+
+@app.command()
+@with_memory_options
+def ppl(
+    model: ModelArgument = "mini",
+    data: DataOption = None,
+    limit: LimitOption = None,
+    seed: SeedOption = 0,
+    window: WindowOption = 2048,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """Perplexity of held-out text under the chosen KV codec."""
+    from kakera.evaluate.ppl import perplexity
+    from kakera.evaluate.session import open_forced
+    from kakera.evaluate.windows import cut_held_out
+
+    forced, engine = open_forced(_directory(model), wishes, window)
+    windows = cut_held_out(engine.tokenizer, window, limit, data, seed)
+    with _progress("windows", len(windows)) as advance:
+        found = perplexity(forced, windows, advance)
+    result = {"suite": "ppl", "model": model, "kv": wishes.kv, "window": window, "perplexity": found.perplexity}
+    _show(
+        {**result, **asdict(found)},
+        as_json,
+        f"perplexity {found.perplexity:.3f}   nll {found.nll.text()} nats a token (5–95 %)   "
+        f"{found.positions:,} positions in {found.windows} windows of {window}, KV {wishes.kv}",
+    )
+
+
+@app.command()
+@with_memory_options
+def kld(
+    model: ModelArgument = "mini",
+    base: Annotated[str | None, typer.Option("--base", help="Baseline model (default: the tested one).")] = None,
+    base_kv: Annotated[str, typer.Option("--base-kv", help="KV codec of the baseline.")] = "bf16",
+    data: DataOption = None,
+    limit: LimitOption = None,
+    seed: SeedOption = 0,
+    window: WindowOption = 2048,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """Divergence of a codec or a quantised model from a baseline, position by position."""
+    from kakera.evaluate.kld import divergence
+    from kakera.evaluate.session import open_forced, open_pair
+    from kakera.evaluate.windows import cut_held_out
+
+    plain = replace(wishes, kv=base_kv, rotation=None)
+    if base is None:
+        reference, tested, engine = open_pair(_directory(model), plain, wishes, window)
+    else:
+        tested, engine = open_forced(_directory(model), wishes, window)
+        reference, _ = open_forced(_directory(base), plain, window)
+    windows = cut_held_out(engine.tokenizer, window, limit, data, seed)
+    with _progress("windows", len(windows)) as advance:
+        found = divergence(reference, tested, windows, advance)
+    result = {"suite": "kld", "model": model, "kv": wishes.kv, "base": base or model, "base_kv": base_kv}
+    _show(
+        {**result, "window": window, **asdict(found)},
+        as_json,
+        f"KLD {found.kld.text('.5f')} nats (mean, 5–95 %)   "
+        f"median {found.median:.5f}   p99 {found.p99:.4f}   max {found.max:.3f}\n"
+        f"same top-1 token {found.top1.text('.2%')}   nll {found.nll_delta.mean:+.5f} nats a token\n"
+        f"{found.positions:,} positions in {found.windows} windows of {window}: "
+        f"{model} KV {wishes.kv} against {base or model} KV {base_kv}",
+    )
+
+
+def _suite_command(suite: str) -> Callable[..., None]:
+    """The command of one suite of prompts; all suites take the same options."""
+
+    def command(
+        model: ModelArgument = "mini",
+        data: DataOption = None,
+        limit: LimitOption = None,
+        seed: SeedOption = 0,
+        max_prompt_tokens: LongestOption = None,
+        out: OutOption = None,
+        baseline: BaselineOption = None,
+        as_json: JsonOption = False,
+        *,
+        wishes: Wishes,
+    ) -> None:
+        _run_suite(suite, model, (data, limit, seed, max_prompt_tokens), out, baseline, as_json, wishes)
+
+    return with_memory_options(command)
+
+
+app.command("retrieval", help="Facts to find in long texts and tables.")(_suite_command("retrieval"))
+app.command("tools", help="Function calls: the right ones with the right arguments, or none.")(_suite_command("tools"))
+app.command("json", help="JSON objects to extract from a text, unconstrained.")(_suite_command("json"))
+
+
+def _run_suite(
+    suite: str,
+    model: str,
+    choice: tuple[Path | None, int | None, int, int | None],
+    out: Path | None,
+    baseline: Path | None,
+    as_json: bool,
+    wishes: Wishes,
+) -> None:
+    from kakera.evaluate.data import load_baseline, load_cases
+    from kakera.evaluate.session import open_engine, open_reader
+    from kakera.evaluate.suites import run_suite
+    from kakera.evaluate.tables import groups, table
+
+    cases = load_cases(suite, *choice)
+    known = load_baseline(baseline) if baseline else None
+    directory = _directory(model)
+    engine = open_engine(directory, wishes)
+    reader = open_reader(directory, engine)
+    with _progress(suite, len(cases)) as advance:
+        answers = run_suite(suite, cases, engine, reader, advance)
+    if out:
+        _write_lines(out, [asdict(answer) for answer in answers])
+    rows = groups(answers, known)
+    result = {"suite": suite, "model": model, "kv": wishes.kv, "groups": [row.json() for row in rows]}
+    _show(result, as_json, table(f"{suite}: {model}, KV {wishes.kv}", rows))
+    for answer in answers:
+        if answer.error:
+            typer.echo(f"{answer.id}: {answer.error}", err=True)
+
+
+def _directory(model: str) -> Path:
+    from kakera.cli.model import resolve_model
+    from kakera.errors import UsageError
+
+    found = resolve_model(model)
+    if found.scripted:
+        raise UsageError("a scripted model only plays back its script: there is nothing to evaluate")
+    return found.path
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on stderr, so that stdout stays clean; yields the function that moves it by one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+def _show(result: dict[str, Any], as_json: bool, view: Any) -> None:
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(result, indent=2))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(view)
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    import json
+
+    from kakera.errors import UsageError
+
+    try:
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--out {path}: {error.strerror}") from None
