@@ -32,6 +32,7 @@ from kakera.run.process import engine_main
 from kakera.schedule.request import EngineStats, Event, Finished, Request
 
 STOP_SECONDS = 10.0
+LAST_WORDS_SECONDS = 0.5
 
 
 class EngineClient:
@@ -111,6 +112,11 @@ class EngineClient:
             if not ended and not self._dead.is_set():
                 self._socket.send(encode(Abort(request.id)))  # zmq queues it at once; nothing to await on the way out
 
+    def abort(self, request_id: str) -> None:
+        """See AsyncEngine.abort."""
+        if request_id in self._streams and not self._dead.is_set():
+            self._socket.send(encode(Abort(request_id)))
+
     async def close(self) -> None:
         """End the engine process: SIGTERM, then SIGKILL."""
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
@@ -128,6 +134,8 @@ class EngineClient:
         while True:
             message = asyncio.ensure_future(self._socket.recv())
             await asyncio.wait({message, death}, return_when=asyncio.FIRST_COMPLETED)
+            if not message.done():
+                await asyncio.wait({message}, timeout=LAST_WORDS_SECONDS)  # Failed may have been sent just before
             if not message.done():
                 message.cancel()
                 raise EngineDied(self._death_text())

@@ -53,8 +53,12 @@ class AsyncEngine(Protocol):
         """Submit and yield events up to and including Finished.
 
         Raises RequestRefused before the first event if the request is refused, EngineDied if the engine is gone.
-        Closing the iterator early (client disconnect, stop string found) aborts the request.
+        Closing the iterator early (client disconnect) aborts the request.
         """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request and keep its stream (stop string found): it ends with Finished("abort") and its usage."""
         ...
 
     async def stats(self) -> EngineStats: ...

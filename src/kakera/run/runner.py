@@ -80,7 +80,7 @@ class TorchRunner:
         return tuple(self._result(row, span, hidden_TH, chosen.get(row.request_id)) for row, span in spans)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
-        device = self.kv.device
+        device = self.shape.device
         staged: list[_Staged] = []
         spans: list[Span] = []
         logit_rows: list[int] = []
@@ -148,16 +148,14 @@ class TorchRunner:
             case RestoreCheckpoint(slot, checkpoint, _, sink):
                 tensors = self.store.checkpoints[checkpoint]
                 self.states.load(slot, tensors)
-                if self.kv.fmt.windowed:
-                    self.kv.load_window(slot, tensors)
-                    if sink is not None:
-                        self.kv.load_sink(slot, self.store.sinks[sink])
+                self.kv.load_window(slot, tensors)
+                if sink is not None:
+                    self.kv.load_sink(slot, self.store.sinks[sink])
             case SaveSink(slot, sink):
                 self.store.keep_sink(sink, self.kv.save_sink(slot))
             case DemotePages(pairs):
-                contents = self.kv.read_pages([device for device, _ in pairs])
-                self.store.pages.update(zip((host for _, host in pairs), contents, strict=True))
+                self.store.keep_pages([host for _, host in pairs], self.kv.read_pages([page for page, _ in pairs]))
             case PromotePages(pairs):
-                self.kv.write_pages([device for _, device in pairs], [self.store.pages[host] for host, _ in pairs])
+                self.kv.write_pages([page for _, page in pairs], self.store.read_pages([host for host, _ in pairs]))
             case Drop(checkpoints, sinks, pages):
                 self.store.drop(checkpoints, sinks, pages)

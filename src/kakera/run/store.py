@@ -5,6 +5,7 @@ Owns tensors, decides nothing: what is kept and what goes is the cache's busines
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -25,7 +26,7 @@ class CheckpointShape:
     spec: ModelSpec
     kv: KvFormat
     state_dtype: torch.dtype
-    hidden_dtype: torch.dtype
+    dtype: torch.dtype  # of activations: conv columns and the last hidden state
     device: torch.device
 
     def empty(self, position: int) -> CheckpointTensors:
@@ -41,14 +42,14 @@ class CheckpointShape:
         state = conv = None
         if gdn is not None and layers:
             state = make((layers, gdn.v_heads, gdn.k_dim, gdn.v_dim), self.state_dtype)
-            conv = make((layers, gdn.conv_taps - 1, gdn.conv_channels), torch.float32)
+            conv = make((layers, gdn.conv_taps - 1, gdn.conv_channels), self.dtype)
         return CheckpointTensors(
             position=position,
             state_LVKD=state,
             conv_LCW=conv,
             window_k=make(window, WINDOW_DTYPE) if self.kv.windowed else None,
             window_v=make(window, WINDOW_DTYPE) if self.kv.windowed else None,
-            hidden_H=make((spec.hidden,), self.hidden_dtype),
+            hidden_H=make((spec.hidden,), self.dtype),
         )
 
 
@@ -58,13 +59,23 @@ class HostStore:
     def __init__(self) -> None:
         self.checkpoints: dict[int, CheckpointTensors] = {}
         self.sinks: dict[int, Tensor] = {}
-        self.pages: dict[int, Tensor] = {}
+        self.pages: dict[int, tuple[Tensor, ...]] = {}
 
     def keep_checkpoint(self, checkpoint: int, tensors: CheckpointTensors) -> None:
         self.checkpoints[checkpoint] = _to_host(tensors)
 
     def keep_sink(self, sink: int, sink_tensor: Tensor) -> None:
         self.sinks[sink] = sink_tensor.cpu()
+
+    def keep_pages(self, ids: Sequence[int], tensors: tuple[Tensor, ...]) -> None:
+        """`tensors` as KVCache.read_pages gives them: the page axis is dimension 1."""
+        on_host = [t.cpu() for t in tensors]
+        for i, page in enumerate(ids):
+            self.pages[page] = tuple(t[:, i].clone() for t in on_host)  # a view would keep the whole batch alive
+
+    def read_pages(self, ids: Sequence[int]) -> tuple[Tensor, ...]:
+        """The inverse of keep_pages, in the order of `ids`."""
+        return tuple(torch.stack(parts, 1) for parts in zip(*(self.pages[page] for page in ids), strict=True))
 
     def drop(self, checkpoints: tuple[int, ...], sinks: tuple[int, ...], pages: tuple[int, ...]) -> None:
         for checkpoint in checkpoints:
@@ -77,7 +88,7 @@ class HostStore:
     def bytes(self) -> int:
         """Bytes held, for tests that compare with the plan."""
         tensors = [t for c in self.checkpoints.values() for t in _tensors(c)]
-        tensors += [*self.sinks.values(), *self.pages.values()]
+        tensors += [*self.sinks.values(), *(t for page in self.pages.values() for t in page)]
         return sum(t.numel() * t.element_size() for t in tensors)
 
 

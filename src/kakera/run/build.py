@@ -1,0 +1,58 @@
+"""From a model directory and a plan to a running engine. The only place that allocates what the plan says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kakera.cache.host import CacheSizes
+from kakera.cache.prefix import PrefixCache
+from kakera.kv.cache import KVCache
+from kakera.kv.rotation import Rotation
+from kakera.model.qwen3_5 import HybridModel
+from kakera.model.state import StatePool
+from kakera.plan.plan import Plan
+from kakera.run.engine import LocalEngine
+from kakera.run.runner import TorchRunner
+from kakera.run.store import STATE_DTYPES, CheckpointShape
+from kakera.schedule.scheduler import Limits, Scheduler
+
+COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # 16-bit matmul is far slower on AVX2 machines
+
+
+def build_engine(
+    directory: Path,
+    plan: Plan,
+    *,
+    dtype: torch.dtype | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LocalEngine:
+    """Load the weights and allocate pages, slots and states. Raises CheckpointError, UsageError."""
+    device = torch.device(plan.device)
+    dtype = dtype or COMPUTE_DTYPES[plan.device]
+    model = HybridModel.load(directory, dtype, device, progress)
+    rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
+    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device)
+    states = StatePool(plan.spec, plan.slots, device, dtype)
+    shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], dtype, device)
+    return LocalEngine(scheduler_for(plan), TorchRunner(model, kv, states, shape))
+
+
+def scheduler_for(plan: Plan) -> Scheduler:
+    """The deciding half, which no device is needed for."""
+    return Scheduler(Limits.of(plan), PrefixCache(CacheSizes.of(plan)), time.monotonic)
+
+
+@dataclass(frozen=True)
+class EngineRecipe:
+    """A picklable build function for the engine process."""
+
+    directory: Path
+    plan: Plan
+
+    def __call__(self) -> LocalEngine:
+        return build_engine(self.directory, self.plan)

@@ -1,0 +1,158 @@
+"""`scripted:FILE`: a fake model that plays back token streams, for testing parsers, streaming and clients.
+
+It sits where the torch runner sits, so everything else (scheduler, processes, server) is the real thing. FILE is JSON:
+
+    {"tokenizer": "DIR",     optional: directory of a tokenizer.json; default: the bundled mini model's
+     "context": 4096,        optional: tokens of the longest request
+     "streams": [
+       {"match": "weather",  optional: for prompts whose text contains this; a stream without it is for any prompt
+        "text": "Hello.",    tokenised as the model's tokenizer does, or instead of it
+        "pieces": ["H", "el", {"bytes": "f09f"}, {"bytes": "9880"}, 16374],
+        "delay_ms": 20}]}    optional: before each token
+
+A string piece is one token if the vocabulary has exactly that text, otherwise the tokens of that piece alone; so tokens
+never reach over a piece's border. A number is a token id. {"bytes": hex} is one token if the vocabulary has these
+bytes, otherwise one token a byte: that is how half a character is written. Control tokens may be spelled
+("<|im_end|>"). After its stream a request gets the end token for ever.
+
+A request takes the first stream whose `match` its prompt contains, else the streams without `match` in turn.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import kakera
+from kakera.errors import CheckpointError
+from kakera.schedule.request import TokenLogprob
+from kakera.schedule.step import Row, RowResult, StepPlan, StepResult
+from kakera.text.tokenizer import Tokenizer
+
+BUNDLED = Path(kakera.__file__).parent / "data" / "mini"
+DEFAULT_CONTEXT = 4096
+REMEMBERED_REQUESTS = 10_000
+
+
+@dataclass(frozen=True)
+class Stream:
+    tokens: tuple[int, ...]
+    match: str | None = None
+    delay_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Script:
+    """A parsed script file. `tokenizer_dir` is the model directory whose tokenizer and template go with it."""
+
+    tokenizer_dir: Path
+    context: int
+    streams: tuple[Stream, ...]
+    tokenizer: Tokenizer
+
+    @staticmethod
+    def load(path: Path) -> Script:
+        """Raises CheckpointError saying what in the file is wrong."""
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path}: can not be read as a script ({error})") from None
+        entries = document.get("streams") if isinstance(document, dict) else None
+        if not isinstance(entries, list) or not entries:
+            raise CheckpointError(f'{path}: a script is an object with a list "streams" of at least one stream')
+        directory = (path.parent / document["tokenizer"]) if "tokenizer" in document else BUNDLED
+        tokenizer = Tokenizer.load(directory)
+        streams = tuple(_stream(entry, tokenizer, f"{path}: streams[{i}]") for i, entry in enumerate(entries))
+        return Script(directory, int(document.get("context", DEFAULT_CONTEXT)), streams, tokenizer)
+
+
+class ScriptedRunner:
+    """Implements Runner. Log-probabilities are 0 for the token played and -infinity for every alternative."""
+
+    def __init__(self, script: Script):
+        if script.tokenizer.eos is None:
+            raise CheckpointError(
+                f"{script.tokenizer_dir}: tokenizer_config.json names no eos_token to end streams with"
+            )
+        self._end: int = script.tokenizer.eos
+        self._tokenizer = script.tokenizer
+        self._matching = [stream for stream in script.streams if stream.match is not None]
+        self._turns = cycle([s for s in script.streams if s.match is None] or [Stream(())])
+        self._chosen: OrderedDict[str, Stream] = OrderedDict()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        began = time.perf_counter()
+        time.sleep(max((self._stream_of(row).delay_seconds for row in plan.rows if row.sample), default=0.0))
+        return StepResult(plan.step, tuple(map(self._result, plan.rows)), time.perf_counter() - began)
+
+    def _result(self, row: Row) -> RowResult:
+        prompt = self._prompt_logprobs(row)
+        if not row.sample:
+            return RowResult(row.request_id, prompt_logprobs=prompt)
+        stream, played = self._stream_of(row).tokens, len(row.context) - row.prompt_tokens
+        token = stream[played] if played < len(stream) else self._end
+        wanted = row.sampling.logprobs
+        logprobs = () if wanted is None else (_certain(token, wanted),)
+        return RowResult(row.request_id, (token,), logprobs, prompt)
+
+    def _stream_of(self, row: Row) -> Stream:
+        if row.request_id not in self._chosen:
+            text = self._tokenizer.decode(row.context[: row.prompt_tokens])
+            found = next((s for s in self._matching if s.match is not None and s.match in text), None)
+            self._chosen[row.request_id] = found or next(self._turns)
+            if len(self._chosen) > REMEMBERED_REQUESTS:
+                self._chosen.popitem(last=False)
+        return self._chosen[row.request_id]
+
+    def _prompt_logprobs(self, row: Row) -> tuple[TokenLogprob, ...]:
+        wanted = row.sampling.prompt_logprobs
+        if wanted is None:
+            return ()
+        predicted = row.context[row.start + 1 : min(row.start + len(row.tokens) + 1, row.prompt_tokens)]
+        return tuple(_certain(token, wanted) for token in predicted)
+
+
+def _certain(token: int, alternatives: int) -> TokenLogprob:
+    others = [(other, -math.inf) for other in range(alternatives + 1) if other != token]
+    return TokenLogprob(token, 0.0, ((token, 0.0), *others)[:alternatives])
+
+
+def _stream(entry: Any, tokenizer: Tokenizer, where: str) -> Stream:
+    if not isinstance(entry, dict) or ("text" in entry) == ("pieces" in entry):
+        raise CheckpointError(f'{where}: a stream is an object with either "text" or "pieces"')
+    if "text" in entry:
+        tokens = tokenizer.encode(entry["text"], allow_special=True)
+    else:
+        tokens = [
+            token for i, piece in enumerate(entry["pieces"]) for token in _piece(piece, tokenizer, f"{where}[{i}]")
+        ]
+    return Stream(tuple(tokens), entry.get("match"), float(entry.get("delay_ms", 0)) / 1000)
+
+
+def _piece(piece: Any, tokenizer: Tokenizer, where: str) -> list[int]:
+    if isinstance(piece, int) and 0 <= piece < tokenizer.vocab:
+        return [piece]
+    if isinstance(piece, str):
+        token = tokenizer.token_of_bytes(piece.encode())
+        return tokenizer.encode(piece, allow_special=True) if token is None else [token]
+    if isinstance(piece, dict) and isinstance(piece.get("bytes"), str):
+        return _bytes_piece(piece["bytes"], tokenizer, where)
+    raise CheckpointError(f'{where}: a piece is a string, a token id below {tokenizer.vocab} or {{"bytes": "hex"}}')
+
+
+def _bytes_piece(text: str, tokenizer: Tokenizer, where: str) -> list[int]:
+    try:
+        data = bytes.fromhex(text)
+    except ValueError:
+        raise CheckpointError(f"{where}: {text!r} is not hexadecimal") from None
+    whole = tokenizer.token_of_bytes(data)
+    parts = [whole] if whole is not None else [tokenizer.token_of_bytes(data[i : i + 1]) for i in range(len(data))]
+    if any(part is None for part in parts):
+        raise CheckpointError(f"{where}: the vocabulary lacks some of these bytes")
+    return [part for part in parts if part is not None]
