@@ -60,8 +60,8 @@ def _text(content: Any, path: str) -> str:
 
 def _part(part: Any, path: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind in TEXT_PARTS and isinstance(part.get("text"), str):
-        return part["text"]
+    if kind in TEXT_PARTS and isinstance(text := part.get("text"), str):
+        return text
     if kind in TEXT_PARTS:
         raise RequestRefused(f"{path}.text must be a string", param=f"{path}.text")
     raise RequestRefused(f"{path} has type {kind!r}; this model reads text only", param=path)

@@ -66,30 +66,21 @@ class ChatTemplate:
         """
         messages = normalise(messages)
         mask = _unused_mask(messages, tools)
-        text = self._render([self._masked_message(m, mask) for m in messages], self._masked(tools, mask), variables)
+        masked = [self._masked(m, mask, control_only=m["role"] == "assistant") for m in messages]
+        text = self._render(masked, self._masked(tools, mask), variables)
         tokens, ends = self._tokenise(text, mask)
         boundaries = [Boundary(end, "message") for end in ends if end < len(tokens)]
         if boundaries and (tools or any(m["role"] == "system" for m in messages)):
             boundaries[0] = Boundary(boundaries[0].position, "system")
         return Prompt(tuple(tokens), (*boundaries, Boundary(len(tokens), "prompt")), self._opens_thinking(text))
 
-    def render(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **variables: Any
-    ) -> str:
-        """The prompt as text, for people and tests; spelled tokens in contents are not told apart in it."""
-        return self._render(normalise(messages), tools, variables)
-
     def _render(self, messages: list[dict[str, Any]], tools: Any, variables: dict[str, Any]) -> str:
         known = {"messages": messages, "tools": tools or None, "add_generation_prompt": True}
         try:
             return self._template.render({**variables, **known})
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise RequestRefused(
-                f"the chat template does not accept these messages: {error}", param="messages"
-            ) from None
-
-    def _masked_message(self, message: dict[str, Any], mask: str) -> dict[str, Any]:
-        return self._masked(message, mask, control_only=message["role"] == "assistant")
+            message = f"the chat template does not accept these messages: {error}"
+            raise RequestRefused(message, param="messages") from None
 
     def _masked(self, value: Any, mask: str, control_only: bool = False) -> Any:
         if isinstance(value, str):

@@ -57,11 +57,11 @@ class ThinkSplitter:
     def feed(self, text: str) -> list[Part]:
         self._held += text
         parts: list[Part] = []
-        before = None
+        before: Callable[[], str | None] | None = None
         while self._held and self._state != before:
             before = self._state
-            if text := before():
-                parts.append(Part("reasoning" if before == self._inside else "content", text))
+            if shown := before():
+                parts.append(Part("reasoning" if before == self._inside else "content", shown))
         return parts
 
     def finish(self) -> list[Part]:

@@ -1,0 +1,1 @@
+"""HTTP: OpenAI-compatible routes over an AsyncEngine."""

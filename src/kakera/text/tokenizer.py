@@ -100,7 +100,7 @@ class Tokenizer:
         return ids
 
     def split(self, text: str) -> Iterator[AddedToken | str]:
-        """Cut at every spelling of an added token; tokens never reach over such a cut, so pieces encode on their own."""
+        """Cut at every spelling of an added token: tokens never reach over such a cut, so pieces encode alone."""
         end = 0
         for match in self._markers.finditer(text):
             if match.start() > end:
@@ -153,16 +153,16 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing: without it no text can be read; copy it from the original model")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+    return document
 
 
 def _token_bytes(vocab: dict[str, int], added: list[AddedToken]) -> dict[int, bytes]:
     alphabet = byte_alphabet()
-    table = {
-        token: bytes(alphabet[c] for c in text) for text, token in vocab.items() if all(c in alphabet for c in text)
-    }
+    known = alphabet.keys()
+    table = {id: bytes(map(alphabet.__getitem__, text)) for text, id in vocab.items() if known >= set(text)}
     table.update({token.id: token.text.encode() for token in added})
     return table
 

@@ -1,0 +1,122 @@
+"""The application: routes, error handlers, body limit and API key, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kakera import __version__
+from kakera.run.interface import AsyncEngine
+from kakera.server.chat import chat_routes
+from kakera.server.completions import completion_routes
+from kakera.server.errors import error_body, install_handlers
+from kakera.server.health import EngineWatch, health_routes
+from kakera.server.model import ServedModel
+from kakera.server.service import Service
+from kakera.server.sse import CLIENT_CLOSED_REQUEST, ClientLeft
+from kakera.server.text_routes import text_routes
+
+BODY_LIMIT = 32 * 1024 * 1024  # bytes; 262,144 tokens are about 1 MB of text
+
+
+def create_app(
+    engine: AsyncEngine,
+    model: ServedModel,
+    *,
+    watch: EngineWatch | None = None,
+    api_key: str | None = None,
+    body_limit: int = BODY_LIMIT,
+) -> FastAPI:
+    """`watch` may carry what to do when the engine dies. With `api_key`, all but /health and /metrics need it."""
+    watch = watch or EngineWatch(engine)
+    service = Service(engine, model, watch)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        polling = asyncio.create_task(watch.run())
+        yield
+        polling.cancel()
+
+    app = FastAPI(title="kakera", version=__version__, lifespan=lifespan)
+    install_handlers(app)
+
+    @app.exception_handler(ClientLeft)
+    async def client_left(request: Request, error: ClientLeft) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    for router in (
+        chat_routes(service),
+        completion_routes(service),
+        text_routes(service),
+        health_routes(watch, model),
+    ):
+        app.include_router(router)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = service.metrics.render(await watch.look())
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.add_middleware(BodyLimit, limit=body_limit)
+    if api_key:
+        app.add_middleware(ApiKey, key=api_key)
+    return app
+
+
+class ApiKey:
+    """Bearer token or x-api-key."""
+
+    OPEN_PATHS = ("/health", "/metrics")
+
+    def __init__(self, app: ASGIApp, key: str):
+        self._app = app
+        self._key = key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in self.OPEN_PATHS or self._allowed(dict(scope["headers"])):
+            await self._app(scope, receive, send)
+            return
+        body = error_body("wrong or missing API key; send it as Authorization: Bearer KEY", 401, "invalid_api_key")
+        await JSONResponse(body, status_code=401)(scope, receive, send)
+
+    def _allowed(self, headers: dict[bytes, bytes]) -> bool:
+        bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        return any(hmac.compare_digest(key, self._key) for key in (bearer, headers.get(b"x-api-key", b"")))
+
+
+class BodyLimit:
+    """413 for bodies that are too long, whether they say so or not."""
+
+    def __init__(self, app: ASGIApp, limit: int):
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        messages: list[Message] = []
+        size = 0
+        while True:  # read here, so that the routes never see a body without an end
+            message = await receive()
+            messages.append(message)
+            size += len(message.get("body", b""))
+            if size > self._limit:
+                text = f"the request body is longer than {self._limit} bytes"
+                await JSONResponse(error_body(text, 413, "body_too_large"), status_code=413)(scope, receive, send)
+                return
+            if message["type"] != "http.request" or not message.get("more_body"):
+                break
+        messages.reverse()
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, replay, send)

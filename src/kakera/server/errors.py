@@ -1,0 +1,73 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}} with the right status."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from kakera.errors import EngineDied, RequestRefused
+
+RETRY_AFTER_SECONDS = 2  # about the time in which a running request finishes or a slot frees
+TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def error_body(message: str, status: int, code: str | None = None, param: str | None = None) -> dict[str, Any]:
+    kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def describe(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body for an error that ended a request."""
+    if isinstance(error, RequestRefused):
+        return error.status, error_body(str(error), error.status, error.code, error.param)
+    if isinstance(error, EngineDied):
+        return 503, error_body(f"the engine died and the server is stopping: {error}", 503, "engine_died")
+    return 500, error_body("internal error; the server's log says more", 500, "internal_error")
+
+
+def error_response(error: Exception) -> JSONResponse:
+    status, body = describe(error)
+    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else None
+    return JSONResponse(body, status_code=status, headers=headers)
+
+
+def install_handlers(app: FastAPI) -> None:
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        param = field_path(first["loc"])
+        message = f"{param}: {first['msg']}" if param else first["msg"]
+        return JSONResponse(error_body(message, 400, "invalid_value", param), status_code=400)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        body = error_body(f"{error.detail}: {request.method} {request.url.path}", error.status_code)
+        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+    @app.exception_handler(RequestRefused)
+    @app.exception_handler(EngineDied)
+    async def refused(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+
+def field_path(location: Sequence[str | int]) -> str | None:
+    """pydantic's ("body", "messages", 0, "role") as messages[0].role, union branches left out."""
+    path = ""
+    for part in location[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in UNION_BRANCHES:
+            path += f".{part}" if path else part
+    return path or None
+
+
+UNION_BRANCHES = {"str", "int", "float", "bool", "NamedToolChoice"}

@@ -1,0 +1,243 @@
+"""From engine events to what a dialect sends: text, reasoning, tool calls and log-probabilities, choice by choice.
+
+Every API dialect is a thin file on top of `Generation`: it turns a body into a Job and Deltas into its own chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kakera.chat.thinking import ThinkSplitter
+from kakera.chat.tools import CallDelta, ToolCallParser
+from kakera.errors import RequestRefused
+from kakera.run.interface import AsyncEngine
+from kakera.schedule.request import (
+    Boundary,
+    Event,
+    Finished,
+    PromptLogprobs,
+    Request,
+    Sampling,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+from kakera.server.record import RequestRecord
+from kakera.text.detokenize import Detokenizer
+from kakera.text.stops import StopMatcher
+from kakera.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ChatOutput:
+    """How a chat's answer is to be taken apart."""
+
+    opens_thinking: bool
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """One completion of `choices` choices. `chat` is None for plain text completions."""
+
+    id: str
+    tokens: tuple[int, ...]
+    sampling: Sampling
+    boundaries: tuple[Boundary, ...] = ()
+    choices: int = 1
+    stops: tuple[str, ...] = ()
+    chat: ChatOutput | None = None
+
+    def request(self, choice: int) -> Request:
+        name = f"{self.id}-{choice}" if self.choices > 1 else self.id
+        return Request(name, self.tokens, replace(self.sampling, choice=choice), self.boundaries)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one step added to one choice. `finish` is set in the last delta of a choice."""
+
+    choice: int
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    finish: str | None = None  # stop | length | tool_calls
+    usage: Usage | None = None
+
+    @property
+    def empty(self) -> bool:
+        return not (self.text or self.reasoning or self.calls or self.logprobs or self.prompt_logprobs or self.finish)
+
+
+class ChoiceText:
+    """One choice's way from tokens to Deltas: whole characters, stop strings, reasoning, tool calls."""
+
+    def __init__(self, job: Job, choice: int, tokenizer: Tokenizer):
+        self._choice = choice
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopMatcher(job.stops)
+        self._min_tokens = job.sampling.min_tokens
+        self._silent = frozenset(job.sampling.stop_token_ids)
+        self._thinking = ThinkSplitter(job.chat.opens_thinking, calls=bool(job.chat.tools)) if job.chat else None
+        self._calls = ToolCallParser(list(job.chat.tools)) if job.chat and job.chat.tools else None
+        self._pending: deque[tuple[int, TokenLogprob]] = deque()  # (characters before the token, its logprob)
+        self._decoded = 0  # characters that came out of the detokenizer
+        self._passed = 0  # characters that passed the stop strings
+        self._count = 0
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.matched is not None
+
+    def feed(self, event: Tokens) -> Delta:
+        if self.stopped:
+            return Delta(self._choice)
+        shown = ""
+        for i, token in enumerate(event.tokens):
+            self._count += 1
+            if token in self._silent and self._count > self._min_tokens:
+                continue  # it ended the answer and is no part of it
+            if event.logprobs:
+                self._pending.append((self._decoded, event.logprobs[i]))
+            text = self._detokenizer.feed(token)
+            self._decoded += len(text)
+            shown += text if self._count <= self._min_tokens else self._stops.feed(text)
+        return self._delta(shown, last=False)
+
+    def finish(self, event: Finished) -> Delta:
+        """The choice's last delta. Raises RequestRefused (500, 503) if the engine gave up on it."""
+        if event.reason == "error" or (event.reason == "abort" and not self.stopped):
+            message = event.message or "the engine aborted this request"
+            raise RequestRefused(message, status=500 if event.reason == "error" else 503, code=event.code or "aborted")
+        tail = "" if self.stopped else self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+        truncated = event.reason == "length" and not self.stopped
+        delta = self._delta(tail, last=True, truncated=truncated)
+        called = self._calls is not None and self._calls.calls > 0
+        reason = "length" if truncated else "tool_calls" if called else "stop"
+        return replace(delta, finish=reason, usage=event.usage)
+
+    def _delta(self, shown: str, last: bool, truncated: bool = False) -> Delta:
+        self._passed += len(shown)
+        logprobs = self._released(last)
+        if self._thinking is None:
+            return Delta(self._choice, shown, logprobs=logprobs)
+        parts = self._thinking.feed(shown) + (self._thinking.finish() if last else [])
+        reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
+        content = "".join(part.text for part in parts if part.kind == "content")
+        if self._calls is None:
+            return Delta(self._choice, content, reasoning, logprobs=logprobs)
+        outputs = self._calls.feed(content) + (self._calls.finish(truncated) if last else [])
+        text = "".join(o for o in outputs if isinstance(o, str))
+        calls = tuple(o for o in outputs if isinstance(o, CallDelta))
+        return Delta(self._choice, text, reasoning, calls, logprobs)
+
+    def _released(self, last: bool) -> tuple[TokenLogprob, ...]:
+        """Log-probabilities of tokens whose text has begun to show; those behind a stop string never do."""
+        released = []
+        while self._pending and (self._pending[0][0] < self._passed or (last and not self.stopped)):
+            released.append(self._pending.popleft()[1])
+        return tuple(released)
+
+
+@dataclass
+class Generation:
+    """Runs a Job on the engine, once."""
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    job: Job
+    record: RequestRecord
+    usages: list[Usage] = field(default_factory=list)
+
+    async def deltas(self) -> AsyncGenerator[Delta]:
+        """What happens, as it happens. Closing the generator aborts whatever still runs, so use `aclosing`."""
+        merged: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
+        runs = [asyncio.create_task(self._pump(choice, merged)) for choice in range(self.job.choices)]
+        open_choices = self.job.choices
+        try:
+            while open_choices:
+                item = await merged.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    open_choices -= 1
+                elif not item.empty:
+                    yield item
+            self.record.finished(self.usages)
+        except Exception as error:
+            self.record.failed(error)
+            raise
+        except BaseException:  # the client left: CancelledError or GeneratorExit
+            self.record.failed(None)
+            raise
+        finally:
+            for run in runs:
+                run.cancel()
+            await asyncio.gather(*runs, return_exceptions=True)
+
+    async def _pump(self, choice: int, merged: asyncio.Queue[Delta | Exception | None]) -> None:
+        try:
+            async with contextlib.aclosing(self._choice(choice)) as deltas:
+                async for delta in deltas:
+                    merged.put_nowait(delta)
+            merged.put_nowait(None)
+        except Exception as error:
+            merged.put_nowait(error)
+
+    async def _choice(self, choice: int) -> AsyncGenerator[Delta]:
+        request = self.job.request(choice)
+        text = ChoiceText(self.job, choice, self.tokenizer)
+        aborted = False
+        events: Any = self.engine.stream(request)
+        async with contextlib.aclosing(events):
+            async for event in events:
+                yield self._translate(event, text, choice)
+                if text.stopped and not aborted:
+                    aborted = True
+                    self.engine.abort(request.id)
+
+    def _translate(self, event: Event, text: ChoiceText, choice: int) -> Delta:
+        match event:
+            case Tokens():
+                self.record.tokens(choice, len(event.tokens))
+                return text.feed(event)
+            case PromptLogprobs():
+                return Delta(choice, prompt_logprobs=event.logprobs)
+            case Finished():
+                delta = text.finish(event)
+                self.usages.append(event.usage)
+                self.record.choice_ended(delta.finish or "stop")
+                return delta
+            case _:
+                return Delta(choice)
+
+    @property
+    def usage(self) -> Usage:
+        """Of all choices together: the prompt counts once, as does what was cached of it."""
+        return choices_usage(self.usages)
+
+
+def choices_usage(usages: list[Usage]) -> Usage:
+    if not usages:
+        return Usage(0, 0, 0)
+    return replace(
+        usages[0],
+        cached_tokens=min(usage.cached_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+    )
+
+
+def join_usage(usages: list[Usage]) -> Usage:
+    """Of several prompts in one body: everything adds up."""
+    return Usage(
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
+        completion_tokens=sum(usage.completion_tokens for usage in usages),
+    )

@@ -1,0 +1,118 @@
+"""Health means progress: work in the queue and no step finished for a while is an outage, whatever else looks well."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from kakera.errors import EngineDied, RequestRefused
+from kakera.run.interface import AsyncEngine
+from kakera.schedule.request import EngineStats, Finished, Request, Sampling
+from kakera.server.model import ServedModel
+
+log = logging.getLogger(__name__)
+POLL_SECONDS = 1.0
+STALL_SECONDS = 60.0  # the longest sound step is one prefill chunk on a slow CPU, some seconds
+
+
+class EngineWatch:
+    """Polls the engine, knows since when nothing moved, and calls `on_death` once when the engine is gone."""
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        on_death: Callable[[EngineDied], None] | None = None,
+        stall_seconds: float = STALL_SECONDS,
+        poll_seconds: float = POLL_SECONDS,
+    ):
+        self.engine = engine
+        self.on_death = on_death
+        self.stall_seconds = stall_seconds
+        self.death: EngineDied | None = None
+        self._poll_seconds = poll_seconds
+        self._steps = -1
+        self._moved_at = time.monotonic()
+        self.last = EngineStats()
+
+    async def run(self) -> None:
+        while self.death is None:
+            with contextlib.suppress(EngineDied):
+                await self.look()
+            await asyncio.sleep(self._poll_seconds)
+
+    async def look(self) -> EngineStats:
+        """The engine's figures now. Raises EngineDied."""
+        try:
+            stats = await self.engine.stats()
+        except EngineDied as error:
+            if self.death is None:
+                self.death = error
+                log.error("%s", error)
+                if self.on_death:
+                    self.on_death(error)
+            raise
+        if stats.steps != self._steps or not (stats.running or stats.waiting):
+            self._steps, self._moved_at = stats.steps, time.monotonic()
+        self.last = stats
+        return stats
+
+    @property
+    def stalled_for(self) -> float:
+        """Seconds since the engine was last idle or finished a step."""
+        return time.monotonic() - self._moved_at
+
+    async def problem(self) -> str | None:
+        """What is wrong, in words, or None."""
+        try:
+            stats = await self.look()
+        except EngineDied as error:
+            return str(error)
+        if self.stalled_for <= self.stall_seconds:
+            return None
+        return (
+            f"{stats.running} running and {stats.waiting} waiting requests, but no step finished for "
+            f"{self.stalled_for:.0f} seconds (limit {self.stall_seconds:.0f})"
+        )
+
+
+def health_routes(watch: EngineWatch, model: ServedModel) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health(deep: bool = False) -> JSONResponse:
+        """200 while the engine makes progress; `deep` has it generate a token as well."""
+        problem = await watch.problem()
+        began = time.monotonic()
+        if problem is None and deep:
+            problem = await _one_token(watch, model)
+        if problem:
+            return JSONResponse({"status": "failing", "reason": problem}, status_code=503)
+        answer = {"status": "ok", "running": watch.last.running, "waiting": watch.last.waiting}
+        return JSONResponse({**answer, "token_seconds": round(time.monotonic() - began, 4)} if deep else answer)
+
+    return router
+
+
+async def _one_token(watch: EngineWatch, model: ServedModel) -> str | None:
+    request = Request(f"health-{time.monotonic_ns()}", (0,), Sampling(max_tokens=1, seed=0, temperature=0.0))
+    try:
+        async with (
+            asyncio.timeout(watch.stall_seconds),
+            contextlib.aclosing(watch.engine.stream(request)) as events,  # type: ignore[type-var]
+        ):
+            async for event in events:
+                if isinstance(event, Finished):
+                    return event.message if event.reason == "error" else None
+    except TimeoutError:
+        return f"no token within {watch.stall_seconds:.0f} seconds"
+    except EngineDied as error:
+        return str(error)
+    except RequestRefused as error:
+        return None if error.status == 429 else str(error)  # a full queue that moves is healthy
+    return "the engine ended the request without a result"

@@ -1,0 +1,60 @@
+"""ServedModel: everything the server knows about the model it offers, read once at start."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kakera.chat.template import ChatTemplate
+from kakera.plan.spec import ModelSpec
+from kakera.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What generation_config.json recommends; a request's own values win."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @staticmethod
+    def load(directory: Path) -> SamplingDefaults:
+        path = directory / "generation_config.json"
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        names = SamplingDefaults.__dataclass_fields__
+        values = {name: config[name] for name in names if config.get(name) is not None}
+        if config.get("do_sample") is False:
+            values["temperature"] = 0.0
+        return SamplingDefaults(**values)
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """`vocab` is the width of the logits, `eos` the tokens that end an answer."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    vocab: int
+    eos: tuple[int, ...]
+    defaults: SamplingDefaults = SamplingDefaults()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @staticmethod
+    def load(directory: Path, name: str) -> ServedModel:
+        """Raises CheckpointError naming the file that is missing or broken."""
+        spec = ModelSpec.load(directory)
+        tokenizer = Tokenizer.load(directory)
+        eos = spec.eos or (() if tokenizer.eos is None else (tokenizer.eos,))
+        template = ChatTemplate.load(directory, tokenizer)
+        return ServedModel(name, tokenizer, template, spec.vocab, eos, SamplingDefaults.load(directory))
+
+    def answers_to(self, name: str | None) -> bool:
+        """Clients without a choice of models leave the name out or say "default"."""
+        return name in (None, "default", self.name)

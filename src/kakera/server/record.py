@@ -1,0 +1,78 @@
+"""One request's figures, gathered while it runs; they end in the metrics and in one log line. Never any text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+
+from kakera.errors import RequestRefused
+from kakera.schedule.request import Usage
+from kakera.server.metrics import Metrics
+
+request_log = logging.getLogger("kakera.requests")
+
+
+@dataclass
+class RequestRecord:
+    """Times are seconds of the monotonic clock."""
+
+    id: str
+    route: str
+    prompt_tokens: int
+    metrics: Metrics
+    began: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+    generated: int = 0
+    reasons: list[str] = field(default_factory=list)
+    _last_token: dict[int, float] = field(default_factory=dict)
+
+    def tokens(self, choice: int, count: int) -> None:
+        now = time.monotonic()
+        if self.first_token is None:
+            self.first_token = now
+            self.metrics.ttft.observe(now - self.began)
+        if (last := self._last_token.get(choice)) is not None and count:
+            self.metrics.inter_token.observe((now - last) / count)
+        self._last_token[choice] = now
+        self.generated += count
+
+    def choice_ended(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def finished(self, usages: list[Usage]) -> None:
+        self._end(",".join(sorted(set(self.reasons))) or "stop", usages)
+
+    def failed(self, error: Exception | None) -> None:
+        """`error` is None if the client left."""
+        reason = "abort" if error is None else error.code if isinstance(error, RequestRefused) else "error"
+        self._end(reason, [])
+
+    def _end(self, reason: str, usages: list[Usage]) -> None:
+        cached = min((usage.cached_tokens for usage in usages), default=0)
+        miss = usages[0].miss_reason if usages else ""
+        self.metrics.requests.labels(self.route, reason).inc()
+        self.metrics.generated_tokens.inc(self.generated)
+        if usages:
+            self.metrics.prompt_tokens.inc(self.prompt_tokens)
+            self.metrics.cached_tokens.inc(cached)
+            self.metrics.misses.labels(miss or "none").inc()
+        request_log.info(json.dumps(self._line(reason, cached, miss, usages)))
+
+    def _line(self, reason: str, cached: int, miss: str, usages: list[Usage]) -> dict[str, object]:
+        now = time.monotonic()
+        decode = now - self.first_token if self.first_token is not None else 0.0
+        return {
+            "id": self.id,
+            "route": self.route,
+            "prompt": self.prompt_tokens,
+            "cached": cached,
+            "miss": miss,
+            "generated": self.generated,
+            "queue_s": round(usages[0].queue_seconds, 4) if usages else None,
+            "ttft_s": None if self.first_token is None else round(self.first_token - self.began, 4),
+            "tokens_per_s": round((self.generated - 1) / decode, 1) if self.generated > 1 and decode > 0 else None,
+            "total_s": round(now - self.began, 4),
+            "finish": reason,
+        }

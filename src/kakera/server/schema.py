@@ -1,0 +1,170 @@
+"""Request bodies. Known fields are checked for type and range; unknown ones are kept, accepted and logged once.
+
+Ranges are OpenAI's where OpenAI has the field, otherwise those of the common extensions (vLLM's names).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_CHOICES = 16
+MAX_STOPS = 16
+MAX_ALTERNATIVES = 20
+SEEDS = 2**63
+
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+TokenId = Annotated[int, Field(ge=0)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class Body(BaseModel):
+    """Strict: "0.5" is not a number and 1 is not true."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
+
+
+def refuse(field: str, message: str) -> PydanticCustomError:
+    """An error about `field` that only shows when fields are seen together."""
+    return PydanticCustomError("field", "{message}", {"message": message, "field": field})
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class GenerationBody(Body):
+    """What chat and text completions share."""
+
+    model: str | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[str, Bias] | None = None
+    seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise refuse("stream_options", "stream_options is only allowed when stream is true")
+        return self
+
+
+class Function(Body):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedToolChoice(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatMessage(Body):
+    """Roles and content parts are judged by kakera.chat.messages, which knows what the model can read."""
+
+    role: str
+    content: str | list[dict[str, Any] | str] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(GenerationBody):
+    messages: list[ChatMessage]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    enable_thinking: bool | str | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise refuse("top_logprobs", "top_logprobs needs logprobs to be true")
+        return self
+
+
+class CompletionBody(GenerationBody):
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
+    echo: bool | None = None
+    parse_special: bool | None = None  # spelled control tokens in a text prompt are the tokens
+
+    @model_validator(mode="after")
+    def _zero_tokens_only_to_echo(self) -> CompletionBody:
+        if self.max_tokens == 0 and not self.echo:
+            raise refuse("max_tokens", "max_tokens must be at least 1 unless echo is true")
+        if self.prompt in ("", []) or [] in self.prompt or "" in self.prompt:
+            raise refuse("prompt", "prompt is empty; send at least one token")
+        return self
+
+
+class TokenizeBody(Body):
+    """Either a text or a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parse_special: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise refuse("prompt", "give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def unknown_fields(body: Body) -> tuple[str, ...]:
+    return tuple(body.model_extra or ())

@@ -1,0 +1,53 @@
+"""What every route needs: the engine, the model, the metrics, and the checks that all dialects share."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass, field
+
+from kakera.errors import RequestRefused
+from kakera.run.interface import AsyncEngine
+from kakera.server.generate import Generation, Job
+from kakera.server.health import EngineWatch
+from kakera.server.metrics import Metrics
+from kakera.server.model import ServedModel
+from kakera.server.record import RequestRecord
+from kakera.server.schema import Body, unknown_fields
+
+log = logging.getLogger(__name__)
+MAX_NAMES = 1000  # of unknown fields remembered; a client that invents names must not fill memory
+
+
+@dataclass
+class Service:
+    engine: AsyncEngine
+    model: ServedModel
+    watch: EngineWatch
+    metrics: Metrics = field(default_factory=Metrics)
+    _seen_fields: set[str] = field(default_factory=set)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises RequestRefused (404) for a model that is not served here."""
+        if not self.model.answers_to(name):
+            raise RequestRefused(
+                f"the model {name!r} is not served here; {self.model.name!r} is",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+
+    def note_unknown_fields(self, body: Body) -> None:
+        """Say once per name that a field has no effect."""
+        for name in unknown_fields(body):
+            if name not in self._seen_fields and len(self._seen_fields) < MAX_NAMES:
+                self._seen_fields.add(name)
+                log.warning("request field %r is not known and has no effect", name[:100])
+
+    def generation(self, job: Job, route: str) -> Generation:
+        record = RequestRecord(job.id, route, len(job.tokens), self.metrics)
+        return Generation(self.engine, self.model.tokenizer, job, record)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,59 @@
+"""GET /v1/models, POST /tokenize and POST /detokenize: what a client can learn without the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+
+from kakera.chat.thinking import thinking_switch
+from kakera.errors import RequestRefused
+from kakera.server.chat import plain, render_chat
+from kakera.server.schema import DetokenizeBody, TokenizeBody
+from kakera.server.service import Service
+
+
+def text_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+    model = service.model
+
+    def model_object() -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "kakera",
+            "max_model_len": service.engine.limits.context,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_object()]}
+
+    @router.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return model_object()
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        service.check_model(body.model)
+        service.note_unknown_fields(body)
+        if body.messages is not None:
+            variables = thinking_switch(body.chat_template_kwargs or {}, None)
+            tokens = list((await render_chat(model, body.messages, plain(body.tools), variables)).tokens)
+        else:
+            tokens = await asyncio.to_thread(model.tokenizer.encode, body.prompt or "", bool(body.parse_special))
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.engine.limits.context}
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+        service.check_model(body.model)
+        service.note_unknown_fields(body)
+        if body.tokens and max(body.tokens) >= model.vocab:
+            message = f"tokens: token id {max(body.tokens)} is outside the vocabulary of {model.vocab}"
+            raise RequestRefused(message, param="tokens")
+        return {"prompt": await asyncio.to_thread(model.tokenizer.decode, body.tokens)}
+
+    return router
