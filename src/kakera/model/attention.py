@@ -1,0 +1,37 @@
+"""The full-attention layer around the KV cache: projections, QK-norm, RoPE, output gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from kakera.model.weights import AttentionWeights
+from kakera.ops.activation import sigmoid
+from kakera.ops.linear import linear, pad_rows
+from kakera.ops.norm import rms_norm
+from kakera.ops.rotary import Rotary, rotate
+from kakera.plan.spec import ModelSpec
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q_TQD, k_TKD, v_TKD -> o_TQD
+
+
+def full_attention(
+    weights: AttentionWeights, spec: ModelSpec, x_TH: Tensor, rotary: Rotary, tokens: int, attend: Attend
+) -> Tensor:
+    """Attention over x_TH [rows, H], whose first `tokens` rows are tokens and whose rest is padding.
+
+    `attend` stores keys and values and attends with scale head_dim^-0.5. The gate is a sigmoid whatever
+    `output_gate_type` of a config says: that key names the activation of the norm inside Gated DeltaNet.
+    """
+    rows, D = x_TH.shape[0], spec.head_dim
+    width, kv_width = spec.heads * D, spec.kv_heads * D
+    qkv = linear(x_TH, weights.in_OI).contiguous()
+    q, k, v, gate = qkv.split([width, kv_width, kv_width, qkv.shape[1] - width - 2 * kv_width], dim=1)
+    q_TQD = rotate(rms_norm(q[:tokens].unflatten(1, (spec.heads, D)), weights.q_scale_D, spec.rms_eps), rotary)
+    k_TKD = rotate(rms_norm(k[:tokens].unflatten(1, (spec.kv_heads, D)), weights.k_scale_D, spec.rms_eps), rotary)
+    v_TKD = v[:tokens].unflatten(1, (spec.kv_heads, D)).contiguous()
+    o_TI = pad_rows(attend(q_TQD, k_TKD, v_TKD).flatten(1), rows)
+    if spec.gated:
+        o_TI = (sigmoid(gate) * o_TI).to(x_TH.dtype)
+    return linear(o_TI, weights.out_OI)

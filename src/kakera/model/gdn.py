@@ -1,0 +1,127 @@
+"""The Gated DeltaNet layer over a mixed batch: projections on all rows at once, then each sequence by its own state.
+
+Single-token spans go through the recurrent step together; longer spans through the chunk form one by one, cut inside
+the layer where a checkpoint is wanted. The cut costs no arithmetic: the chunk form carries the state past it anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kakera.model.batch import Batch, Save, Span
+from kakera.model.state import StatePool, save_layer
+from kakera.model.weights import GdnWeights
+from kakera.ops.activation import sigmoid, silu, softplus
+from kakera.ops.conv import causal_conv, causal_conv_step, conv_tail
+from kakera.ops.gated_delta import gated_delta_step
+from kakera.ops.gated_delta_chunk import gated_delta_chunk
+from kakera.ops.linear import linear
+from kakera.ops.norm import l2_norm, rms_norm_gated
+from kakera.plan.spec import GdnSpec
+
+
+@dataclass(frozen=True)
+class GdnRoutes:
+    """How the spans of a pass go through every GDN layer."""
+
+    steps: tuple[Span, ...]
+    step_rows: Tensor
+    slots: Tensor
+    scans: tuple[Span, ...]
+
+    @staticmethod
+    def of(batch: Batch) -> GdnRoutes:
+        steps = tuple(span for span in batch.decode if span.count == 1)
+        return GdnRoutes(
+            steps=steps,
+            step_rows=torch.tensor([span.offset for span in steps], dtype=torch.int64, device=batch.device),
+            slots=torch.tensor([span.slot for span in steps], dtype=torch.int64, device=batch.device),
+            scans=tuple(span for span in batch.decode if span.count != 1) + batch.prefill,
+        )
+
+
+@dataclass(frozen=True)
+class Projected:
+    """What the projections give for every row: qkv before the convolution, and the gates in float32."""
+
+    qkv_TC: Tensor
+    g_TV: Tensor  # log of the decay, <= 0
+    beta_TV: Tensor
+
+    def rows(self, which: slice | Tensor) -> Projected:
+        return Projected(self.qkv_TC[which], self.g_TV[which], self.beta_TV[which])
+
+
+def gated_delta_net(
+    weights: GdnWeights,
+    spec: GdnSpec,
+    eps: float,
+    x_TH: Tensor,
+    layer: int,
+    routes: GdnRoutes,
+    states: StatePool,
+) -> Tensor:
+    """One layer over x_TH [rows, H]; `layer` counts the GDN layers. Updates `states` and fills the spans' saves."""
+    V, D = spec.v_heads, spec.v_dim
+    mixed = linear(x_TH, weights.in_OI).contiguous()
+    qkv_TC, z, b_TV, a_TV = mixed.split([spec.conv_channels, V * D, V, V], dim=1)
+    g_TV = softplus(a_TV.float() + weights.dt_bias_V).mul_(weights.decay_V).neg_()
+    projected = Projected(qkv_TC, g_TV, sigmoid(b_TV))
+    o_TVD = x_TH.new_zeros(x_TH.shape[0], V, D, dtype=torch.float32)
+    if routes.steps:
+        o_TVD[routes.step_rows] = _step(weights, spec, projected.rows(routes.step_rows), layer, routes, states)
+    for span in routes.scans:
+        o_TVD[span.rows] = _scan(weights, spec, projected.rows(span.rows), layer, span, states)
+    y_TVD = rms_norm_gated(o_TVD, z.unflatten(1, (V, D)), weights.scale_D, eps)
+    return linear(y_TVD.flatten(1), weights.out_OI)
+
+
+def _step(
+    weights: GdnWeights, spec: GdnSpec, rows: Projected, layer: int, routes: GdnRoutes, states: StatePool
+) -> Tensor:
+    """One token of each single-token span, [B, V, D]."""
+    state_SVKD, conv_SWC = states.state_LSVKD[layer], states.conv_LSWC[layer]
+    before_BWC = conv_SWC[routes.slots]
+    q, k, v = _heads(spec, causal_conv_step(rows.qkv_TC.float(), before_BWC.float(), weights.conv_KC))
+    conv_SWC[routes.slots] = torch.cat([before_BWC[:, 1:], rows.qkv_TC[:, None].to(before_BWC.dtype)], dim=1)
+    slots = [span.slot for span in routes.steps]
+    o_BVD = gated_delta_step(q, k, v, rows.g_TV, rows.beta_TV, state_SVKD, slots)
+    for span in routes.steps:
+        for save in span.saves:
+            save_layer(save.into, layer, state_SVKD[span.slot], conv_SWC[span.slot])
+    return o_BVD
+
+
+def _scan(weights: GdnWeights, spec: GdnSpec, rows: Projected, layer: int, span: Span, states: StatePool) -> Tensor:
+    """All tokens of one span, [N, V, D]."""
+    state_VKD, before_WC = states.state_LSVKD[layer, span.slot], states.conv_LSWC[layer, span.slot]
+    q, k, v = _heads(spec, causal_conv(rows.qkv_TC.float(), before_WC, weights.conv_KC))
+    outputs: list[Tensor] = []
+    carried = state_VKD
+    for part, saves in segments(span):
+        output, carried = gated_delta_chunk(q[part], k[part], v[part], rows.g_TV[part], rows.beta_TV[part], carried)
+        outputs.append(output)
+        for save in saves:
+            save_layer(save.into, layer, carried, conv_tail(rows.qkv_TC[: part.stop], before_WC))
+    state_VKD.copy_(carried)
+    before_WC.copy_(conv_tail(rows.qkv_TC, before_WC))
+    return torch.cat(outputs)
+
+
+def segments(span: Span) -> Iterator[tuple[slice, list[Save]]]:
+    """The span's tokens cut at its save positions: token ranges within the span, and the saves at each end."""
+    ends = sorted({save.position - span.start for save in span.saves} | {span.count})
+    for begin, end in zip([0, *ends], ends, strict=False):
+        yield slice(begin, end), [save for save in span.saves if save.position == span.start + end]
+
+
+def _heads(spec: GdnSpec, conv_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """SiLU, then q [N, J, K] and k [N, J, K], normalised and q scaled, and v [N, V, D]."""
+    width = spec.k_heads * spec.k_dim
+    q, k, v = silu(conv_NC).split([width, width, spec.v_heads * spec.v_dim], dim=1)
+    q_NJK, k_NJK = (l2_norm(x.unflatten(1, (spec.k_heads, spec.k_dim))) for x in (q, k))
+    return q_NJK.mul_(spec.k_dim**-0.5), k_NJK, v.unflatten(1, (spec.v_heads, spec.v_dim))

@@ -1,0 +1,55 @@
+"""Multi-token prediction: the draft layer of the family, over whole sequences.
+
+Pair i takes the embedding of token i + 1 and the post-norm hidden state of token i, in that order, and predicts token
+i + 2. Embedding and head are the target model's own. Only differences of positions matter, so pair i sits at
+position i. More than one draft: the layer is applied again to its own output.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kakera.errors import CheckpointError
+from kakera.model.attention import full_attention
+from kakera.model.mlp import mlp
+from kakera.model.qwen3_5 import HybridModel
+from kakera.model.weights import AttentionWeights, MtpWeights
+from kakera.ops.linear import linear
+from kakera.ops.norm import rms_norm
+from kakera.ops.rotary import Rotary
+
+
+@torch.inference_mode()
+def draft_hidden(model: HybridModel, tokens_N: Tensor, hidden_NH: Tensor) -> Tensor:
+    """Post-norm hidden states [N, H] of the draft layer; `model.logits` of row i scores token i + 2.
+
+    tokens_N: the tokens 1 .. N of the sequence; hidden_NH: the target's post-norm hidden states of tokens 0 .. N - 1.
+    Raises CheckpointError if the model has no draft layer.
+    """
+    weights = model.weights.mtp
+    if weights is None:
+        raise CheckpointError("this model directory has no multi-token prediction layer (mtp.* tensors)")
+    spec, eps = model.spec, model.spec.rms_eps
+    count = len(tokens_N)
+    rotary = Rotary.at(torch.arange(count, device=tokens_N.device), spec.rotary_dim, spec.rope_theta)
+    x_NH = _pair(weights, F.embedding(tokens_N, model.weights.embedding_VH), hidden_NH, eps)
+    layer = weights.layer
+    assert isinstance(layer.mixer, AttentionWeights)
+    normed_NH = rms_norm(x_NH, layer.input_scale_H, eps)
+    x_NH = x_NH + full_attention(layer.mixer, spec, normed_NH, rotary, count, causal_attention)
+    x_NH = x_NH + mlp(layer.mlp, rms_norm(x_NH, layer.post_scale_H, eps))
+    return rms_norm(x_NH, weights.scale_H, eps)
+
+
+def causal_attention(q_NQD: Tensor, k_NKD: Tensor, v_NKD: Tensor) -> Tensor:
+    """Attention of a whole sequence over itself, [N, Q, D]."""
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_NQD, k_NKD, v_NKD))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+
+
+def _pair(weights: MtpWeights, embedding_NH: Tensor, hidden_NH: Tensor, eps: float) -> Tensor:
+    embedding_NH = rms_norm(embedding_NH, weights.embedding_scale_H, eps)
+    hidden_NH = rms_norm(hidden_NH, weights.hidden_scale_H, eps)
+    return linear(torch.cat([embedding_NH, hidden_NH], dim=1), weights.fc_OI)

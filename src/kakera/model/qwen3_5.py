@@ -1,0 +1,101 @@
+"""HybridModel: the text model of the Qwen3.5 family, and Qwen3 as its case without Gated DeltaNet and gates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kakera.model.attention import full_attention
+from kakera.model.batch import Batch
+from kakera.model.gdn import GdnRoutes, gated_delta_net
+from kakera.model.mlp import mlp
+from kakera.model.state import StatePool
+from kakera.model.weights import AttentionWeights, ModelWeights, Progress, load_weights
+from kakera.ops.linear import linear, pad_rows, padded_rows
+from kakera.ops.norm import rms_norm
+from kakera.ops.rotary import Rotary
+from kakera.plan.spec import ModelSpec
+from kakera.weights.checkpoint import Checkpoint
+
+
+class KeyValues(Protocol):
+    """What the model asks of a KV cache; `layer` counts the full-attention layers."""
+
+    def attend(self, layer: int, batch: Batch, q_TQD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor: ...
+
+
+class HybridModel:
+    def __init__(self, spec: ModelSpec, weights: ModelWeights):
+        self.spec = spec
+        self.weights = weights
+
+    @staticmethod
+    def load(
+        path: Path,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        progress: Progress | None = None,
+    ) -> HybridModel:
+        """Read a model directory. Raises CheckpointError."""
+        checkpoint = Checkpoint.open(path)
+        return HybridModel(checkpoint.spec, load_weights(checkpoint, dtype, torch.device(device), progress))
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch, kv: KeyValues, states: StatePool) -> Tensor:
+        """Run the batch and return float32 logits [R, vocabulary] of `batch.logit_rows`."""
+        return self.logits(self.hidden(batch, kv, states)[batch.logit_rows])
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, kv: KeyValues, states: StatePool) -> Tensor:
+        """Hidden states after the final norm, [T, H]. Writes the batch's keys, values and states, fills its saves.
+
+        On a CPU the values of prefill rows have the same bits whatever else is in the batch and wherever the prompt
+        was cut (at multiples of 64); rows of a pass without prefill are padded for speed only.
+        """
+        tokens = len(batch.tokens_T)
+        rows = padded_rows(tokens, exact=len(batch.prefill) > 0, device=batch.device)
+        rotary = Rotary.at(batch.positions_T, self.spec.rotary_dim, self.spec.rope_theta)
+        x_TH = pad_rows(F.embedding(batch.tokens_T, self.weights.embedding_VH), rows)
+        routes = GdnRoutes.of(batch)
+        gdn = full = 0
+        for layer in self.weights.layers:
+            normed_TH = rms_norm(x_TH, layer.input_scale_H, self.spec.rms_eps)
+            if isinstance(layer.mixer, AttentionWeights):
+                x_TH = x_TH + self._attend(layer.mixer, normed_TH, rotary, full, batch, kv)
+                full += 1
+            else:
+                assert self.spec.gdn is not None
+                x_TH = x_TH + gated_delta_net(
+                    layer.mixer, self.spec.gdn, self.spec.rms_eps, normed_TH, gdn, routes, states
+                )
+                gdn += 1
+            x_TH = x_TH + mlp(layer.mlp, rms_norm(x_TH, layer.post_scale_H, self.spec.rms_eps))
+        hidden_TH = rms_norm(x_TH, self.weights.scale_H, self.spec.rms_eps)[:tokens]
+        _save_hidden(batch, hidden_TH)
+        return hidden_TH
+
+    @torch.inference_mode()
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """The head over post-norm hidden states: float32 [R, vocabulary], vocabulary contiguous."""
+        rows = padded_rows(len(hidden_RH), exact=False, device=hidden_RH.device)
+        return linear(pad_rows(hidden_RH, rows), self.weights.head_VH)[: len(hidden_RH)].float().contiguous()
+
+    def _attend(
+        self, weights: AttentionWeights, x_TH: Tensor, rotary: Rotary, layer: int, batch: Batch, kv: KeyValues
+    ) -> Tensor:
+        def attend(q_TQD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+            return kv.attend(layer, batch, q_TQD, k_TKD, v_TKD)
+
+        return full_attention(weights, self.spec, x_TH, rotary, len(batch.tokens_T), attend)
+
+
+def _save_hidden(batch: Batch, hidden_TH: Tensor) -> None:
+    """Each checkpoint carries the hidden state of the last token before it."""
+    for span in batch.spans:
+        for save in span.saves:
+            if save.into.hidden_H is not None:
+                save.into.hidden_H.copy_(hidden_TH[span.offset + save.position - 1 - span.start])
