@@ -48,7 +48,7 @@ class ThinkSplitter:
     """
 
     def __init__(self, inside: bool, calls: bool = False):
-        self._state: Callable[[], str | None] = self._inside if inside else self._start
+        self._state: Callable[[], str | None] = self._opened if inside else self._start
         self._calls = calls
         self._held = ""
         self._shown_reasoning = False
@@ -66,14 +66,14 @@ class ThinkSplitter:
 
     def finish(self) -> list[Part]:
         held, self._held = self._held, ""
-        if self._state == self._inside:
+        if self.reasoning:
             return [Part("reasoning", held.rstrip())] if held.strip() else []
         return [Part("content", held)] if held and self._state != self._after else []
 
     @property
     def reasoning(self) -> bool:
         """Whether the stream is inside reasoning now."""
-        return self._state == self._inside
+        return self._state in (self._opened, self._inside)
 
     # States: each takes what it can of self._held and returns what may be shown.
 
@@ -83,6 +83,14 @@ class ThinkSplitter:
             self._state, self._held = self._inside, seen[len(OPEN) :]
         elif seen and not OPEN.startswith(seen):
             self._state = self._content
+        return None
+
+    def _opened(self) -> str | None:
+        seen = self._held.lstrip()
+        if seen.startswith(OPEN):  # the prompt opened it and the model did so again
+            self._state, self._held = self._inside, seen[len(OPEN) :]
+        elif seen and not OPEN.startswith(seen):
+            self._state = self._inside
         return None
 
     def _inside(self) -> str | None:

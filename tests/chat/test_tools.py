@@ -1,0 +1,163 @@
+"""Tool calls: typed by the schema, streamed in pieces that join to JSON, no tags in the content."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kakera.chat.tools import CallDelta, ToolCallParser, select_tools
+from kakera.errors import RequestRefused
+
+
+def tool(name: str, properties: dict | None = None, **more) -> dict:
+    schema = {"type": "object", "properties": properties or {}, **more}
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+def call_text(name: str, **parameters: str) -> str:
+    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+def parse(pieces, tools, truncated=False) -> tuple[str, list[tuple[str, str]]]:
+    parser = ToolCallParser(tools)
+    outputs = [o for piece in pieces for o in parser.feed(piece)] + parser.finish(truncated)
+    text = "".join(o for o in outputs if isinstance(o, str))
+    calls: list[list[str]] = []
+    for delta in outputs:
+        if not isinstance(delta, CallDelta):
+            continue
+        if delta.id is not None:
+            assert delta.index == len(calls) and delta.id.startswith("call_")
+            calls.append([delta.name, delta.arguments])
+        else:
+            assert delta.name is None and delta.index == len(calls) - 1
+            calls[-1][1] += delta.arguments
+    return text, [tuple(c) for c in calls]
+
+
+def arguments(schema, text: str, root: dict | None = None):
+    tools = [tool("f", {"x": schema}, **(root or {}))]
+    whole = parse([call_text("f", x=text)], tools)
+    assert whole == parse(list(call_text("f", x=text)), tools)
+    return json.loads(whole[1][0][1])["x"]
+
+
+NULLABLE_INT = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
+NULLABLE_STRING = {"type": ["string", "null"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "123", "123"),
+        ({"type": "string"}, "null", "null"),
+        ({"type": "string"}, "true", "true"),
+        ({"type": "string"}, '{"a": 1}', '{"a": 1}'),
+        ({"type": "string"}, 'say "hi"\n\\ </p> 😀\ttab', 'say "hi"\n\\ </p> 😀\ttab'),
+        ({"type": "string"}, "", ""),
+        ({"type": "string"}, "\n  indented\n", "\n  indented\n"),
+        ({"type": "integer"}, "10", 10),
+        ({"type": "integer"}, "10.0", 10),
+        ({"type": "integer"}, "ten", "ten"),
+        ({"type": "number"}, "10", 10),
+        ({"type": "number"}, "-1.5e3", -1500.0),
+        ({"type": "boolean"}, "true", True),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "boolean"}, "1", "1"),
+        ({"type": "null"}, "null", None),
+        ({"type": "array"}, '[1, "2"]', [1, "2"]),
+        ({"type": "array"}, "['a', None]", ["a", None]),
+        ({"type": "object"}, '{"a": {"b": [null]}}', {"a": {"b": [None]}}),
+        (NULLABLE_INT, "null", None),
+        (NULLABLE_INT, "5", 5),
+        (NULLABLE_STRING, "null", None),
+        (NULLABLE_STRING, "123", "123"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "x1", "x1"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"const": True}, "true", True),
+        ({}, "5", 5),
+        ({}, "five", "five"),
+        ({"type": "number"}, "NaN", "NaN"),
+    ],
+)
+def test_values_have_the_declared_type(schema, text, value):
+    result = arguments(schema, text)
+    assert result == value and type(result) is type(value)
+
+
+def test_references_into_the_schema_are_followed():
+    assert arguments({"$ref": "#/$defs/Count"}, "7", {"$defs": {"Count": {"type": "integer"}}}) == 7
+    assert arguments({"$ref": "#/$defs/A"}, "7", {"$defs": {"A": {"$ref": "#/$defs/A"}}}) == 7
+
+
+def test_undeclared_parameters_and_tools_are_strings():
+    assert parse([call_text("g", y="5")], [tool("f")])[1] == [("g", '{"y": "5"}')]
+
+
+def test_two_calls_and_the_words_before_them():
+    text = "Let me look.\n\n" + call_text("f", a="1") + "\n" + call_text("g") + "\n"
+    expected = ("Let me look.", [("f", '{"a": "1"}'), ("g", "{}")])
+    tools = [tool("f"), tool("g")]
+    assert parse([text], tools) == parse(list(text), tools) == expected
+
+
+def test_strings_stream_while_they_are_written():
+    parser = ToolCallParser([tool("write", {"text": {"type": "string"}})])
+    parser.feed("<tool_call>\n<function=write>\n<parameter=text>\n")
+    assert parser.feed("Hello wor") == [CallDelta(0, '"Hello wor')]
+    assert parser.feed("ld") == [CallDelta(0, "ld")]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=30).filter(lambda t: "</parameter>" not in t), st.data())
+def test_any_string_survives_any_chunking(value, data):
+    text = "a " + call_text("f", s=value, n="3")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    words, [(_, joined)] = parse(pieces, [tool("f", {"s": {"type": "string"}, "n": {"type": "integer"}})])
+    assert words == "a" and json.loads(joined) == {"s": value, "n": 3}
+
+
+def test_an_unclosed_call_is_closed_at_the_end_and_left_open_at_a_limit():
+    text = "<tool_call>\n<function=f>\n<parameter=s>\nhel"
+    tools = [tool("f", {"s": {"type": "string"}})]
+    assert parse([text], tools)[1] == [("f", '{"s": "hel"}')]
+    assert parse([text], tools, truncated=True)[1] == [("f", '{"s": "hel')]
+    assert parse([text + "\n</parameter>\n"], tools)[1] == [("f", '{"s": "hel"}')]
+
+
+@pytest.mark.parametrize("text", ["a < b", "<tool", "<tool_call>{}", "<tool_call>\nno function", "x\n\n"])
+def test_what_is_no_call_stays_text(text):
+    assert parse([text], [tool("f")]) == parse(list(text), [tool("f")]) == (text, [])
+
+
+TOOLS = [tool("f"), tool("g")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        (None, ["f", "g"]),
+        ("auto", ["f", "g"]),
+        ("required", ["f", "g"]),
+        ("none", []),
+        ({"type": "function", "function": {"name": "g"}}, ["g"]),
+    ],
+)
+def test_tool_choice_decides_which_tools_are_shown(choice, names):
+    assert [t["function"]["name"] for t in select_tools(TOOLS, choice)] == names
+
+
+@pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "h"}}, {"type": "function"}, "maybe"])
+def test_a_wrong_tool_choice_is_refused(choice):
+    with pytest.raises(RequestRefused) as refusal:
+        select_tools(TOOLS, choice)
+    assert refusal.value.param == "tool_choice"
+
+
+def test_required_needs_tools():
+    with pytest.raises(RequestRefused):
+        select_tools(None, "required")
