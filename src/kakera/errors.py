@@ -6,6 +6,8 @@ traceback and exits with `exit_status`, the server turns it into an HTTP answer.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class KakeraError(Exception):
     """Something that a person can act on."""
@@ -24,7 +26,11 @@ class CheckpointError(KakeraError):
 
 
 class PlanRefused(KakeraError):
-    """The memory plan does not fit; the text names the cheapest ways to make it fit."""
+    """The memory plan does not fit; the text names the cheapest ways to make it fit. `details`: the same for JSON."""
+
+    def __init__(self, message: str, details: dict[str, Any] | None = None):
+        super().__init__(message)
+        self.details = details or {}
 
 
 class RequestRefused(KakeraError):

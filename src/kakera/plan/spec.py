@@ -145,7 +145,7 @@ def _build(text: dict[str, Any], hybrid: bool, eos: tuple[int, ...]) -> ModelSpe
 
 
 def _layer_kinds(text: dict[str, Any], hybrid: bool) -> tuple[LayerKind, ...]:
-    count = text["num_hidden_layers"]
+    count = int(text["num_hidden_layers"])
     if not hybrid:
         return ("full",) * count
     names: dict[str, LayerKind] = {"linear_attention": "gdn", "full_attention": "full"}

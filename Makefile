@@ -1,0 +1,61 @@
+# make demo: everything from a fresh clone to a running demonstration. Needs make and Python 3.11 to 3.14, no GPU.
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+PIP    := $(PYTHON) -m pip --disable-pip-version-check
+# The CPU build: nine in ten megabytes of a GPU build are for a GPU. An index that serves CPU builds has this version.
+CPU_TORCH := torch==2.13.0+cpu
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test lint venv clean
+.DEFAULT_GOAL := demo
+
+demo: $(READY)
+	@$(PYTHON) -m kakera.bench.demo
+
+test: $(READY)
+	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	@$(PYTHON) -m ruff check src tests
+	@$(PYTHON) -m ruff format --check src tests
+	@$(PYTHON) -m mypy
+
+venv: $(READY)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
+
+# The stamp makes a second `make` instant; a changed pyproject.toml installs what is new.
+$(READY): pyproject.toml
+	@echo "[1/3] virtual environment in $(VENV)"
+	@test -x $(PYTHON) || { $(find_python); echo "      $$($$found --version) ($$found)"; $$found -m venv $(VENV); }
+	@echo "[2/3] torch"
+	@$(PYTHON) -c "import torch; print('      torch', torch.__version__, 'is there')" 2>/dev/null || { $(install_torch); }
+	@echo "[3/3] kakera and what it needs"
+	@$(PIP) install --editable '.[dev]'
+	@touch $(READY)
+
+# The first Python that is new enough and can make virtual environments (Debian ships venv in a package of its own).
+define find_python
+found=; \
+for candidate in python3 python3.13 python3.12 python3.11 python3.14; do \
+  if $$candidate -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' >/dev/null 2>&1; \
+  then found=$$candidate; break; fi; \
+done; \
+if [ -z "$$found" ]; then \
+  echo "kakera needs Python 3.11 to 3.14 with the venv module, and none was found on the PATH." >&2; \
+  echo "Debian/Ubuntu: sudo apt install python3 python3-venv; macOS: brew install python; or https://docs.astral.sh/uv" >&2; \
+  exit 1; \
+fi
+endef
+
+define install_torch
+if command -v nvidia-smi >/dev/null 2>&1 || [ "$$(uname -s)" != Linux ]; then \
+  echo "      plain torch"; $(PIP) install 'torch>=2.9'; \
+else \
+  echo "      no NVIDIA GPU: the CPU build (about 200 MB)"; \
+  $(PIP) install '$(CPU_TORCH)' 2>/dev/null || $(PIP) install 'torch>=2.9' --index-url $(CPU_INDEX); \
+fi
+endef

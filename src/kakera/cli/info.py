@@ -1,0 +1,133 @@
+"""kakera info: what a checkpoint is. Tensors by kind, bits per weight, KV and state bytes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kakera.cli.options import JsonOption, ModelArgument
+
+if TYPE_CHECKING:
+    from kakera.plan.spec import ModelSpec
+    from kakera.weights.checkpoint import Entry
+
+
+@dataclass(frozen=True)
+class Group:
+    """All modules of one role ("mlp.up_proj") in one storage format."""
+
+    role: str
+    kind: str
+    count: int
+    shapes: tuple[tuple[int, ...], ...]
+    bytes: int
+    bits_per_weight: float
+
+
+def info(
+    model: ModelArgument = "mini",
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor instead of groups.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a checkpoint is: tensors, bits per weight, KV and state bytes."""
+    import json
+
+    from kakera.cli.model import resolve_model
+    from kakera.errors import UsageError
+    from kakera.weights.checkpoint import Checkpoint
+
+    found = resolve_model(model)
+    if found.scripted:
+        raise UsageError("a scripted model has no checkpoint")
+    checkpoint = Checkpoint.open(found.path)
+    entries = checkpoint.entries()
+    groups = group_entries(entries)
+    summary = summarise(checkpoint.spec, entries)
+    if as_json:
+        listed = {"tensors": [vars(e) for e in entries]} if tensors else {"groups": [vars(g) for g in groups]}
+        typer.echo(json.dumps({"model": found.name, "path": str(found.path), **summary, **listed}, indent=2))
+        return
+    _print(found.name, summary, [_single(e) for e in entries] if tensors else groups)
+
+
+def group_entries(entries: list[Entry]) -> list[Group]:
+    """Entries whose names differ in the layer number only become one group, in the order of first appearance."""
+    found: dict[tuple[str, str], list[Entry]] = {}
+    for entry in entries:
+        found.setdefault((_role(entry.name), entry.kind), []).append(entry)
+    return [_group(role, kind, members) for (role, kind), members in found.items()]
+
+
+def _group(role: str, kind: str, members: list[Entry]) -> Group:
+    total, values = sum(e.bytes for e in members), sum(math.prod(e.shape) for e in members)
+    return Group(role, kind, len(members), tuple(sorted({e.shape for e in members})), total, 8 * total / max(1, values))
+
+
+def _single(entry: Entry) -> Group:
+    return Group(entry.name, entry.kind, 1, (entry.shape,), entry.bytes, entry.bits_per_weight)
+
+
+def _role(name: str) -> str:
+    """ "model.layers.12.mlp.up_proj" -> "layers.*.mlp.up_proj"."""
+    parts = ["*" if part.isdigit() else part for part in name.removeprefix("model.").split(".")]
+    return ".".join(parts)
+
+
+def summarise(spec: ModelSpec, entries: list[Entry]) -> dict[str, Any]:
+    """Figures that decide what a card must hold."""
+    from kakera.plan.kv_format import KvFormat
+    from kakera.plan.sizes import checkpoint_bytes, live_state_bytes
+
+    int2 = KvFormat("int2", group=min(256, spec.head_dim))
+    values = sum(math.prod(e.shape) for e in entries)
+    total = sum(e.bytes for e in entries)
+    return {
+        "model_type": spec.model_type,
+        "parameters": values,
+        "bytes": total,
+        "bits_per_weight": round(8 * total / max(1, values), 3),
+        "layers": {"gdn": len(spec.gdn_layers), "full": len(spec.full_layers), "mtp": spec.mtp_layers},
+        "heads": {"query": spec.heads, "kv": spec.kv_heads, "head_dim": spec.head_dim},
+        "vocab": spec.vocab,
+        "max_positions": spec.max_positions,
+        "kv_bytes_per_token": {"bf16": KvFormat("bf16").token_bytes(spec), "int2": int2.token_bytes(spec)},
+        "live_state_bytes": live_state_bytes(spec, "cpu"),
+        "checkpoint_bytes": {
+            "fp32": checkpoint_bytes(spec, int2, "fp32", "cpu"),
+            "fp16": checkpoint_bytes(spec, int2, "fp16", "cuda"),
+        },
+    }
+
+
+def _print(name: str, summary: dict[str, Any], groups: list[Group]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from kakera.plan.table import gigabytes
+
+    kv, layers, heads = summary["kv_bytes_per_token"], summary["layers"], summary["heads"]
+    stored = summary["checkpoint_bytes"]
+    console = Console(highlight=False)
+    table = Table(show_edge=False, pad_edge=False)
+    for column in ("tensor", "kind"):
+        table.add_column(column)
+    for column in ("count", "shape", "bytes", "bits/weight"):
+        table.add_column(column, justify="right")
+    for g in groups:
+        shape = " / ".join("x".join(map(str, s)) or "scalar" for s in g.shapes)
+        table.add_row(g.role, g.kind, str(g.count), shape, gigabytes(g.bytes), f"{g.bits_per_weight:.3f}")
+    console.print(table)
+    lines = (
+        f"{name}: {summary['model_type']}, {summary['parameters'] / 1e6:,.1f} M parameters in "
+        f"{gigabytes(summary['bytes'])}, {summary['bits_per_weight']:.3f} bits per weight",
+        f"layers: {layers['gdn']} GDN + {layers['full']} full attention, {layers['mtp']} draft; "
+        f"{heads['query']}/{heads['kv']} heads x {heads['head_dim']}; context {summary['max_positions']} tokens",
+        f"KV: {kv['bf16'] / 1024:.2f} KiB a token in bf16, {kv['int2'] / 1024:.2f} KiB in int2",
+        f"recurrent state: {gigabytes(summary['live_state_bytes'])} a running request; "
+        f"a prefix checkpoint {gigabytes(stored['fp32'])} in fp32, {gigabytes(stored['fp16'])} in fp16",
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True)

@@ -1,0 +1,144 @@
+"""MODEL on the command line -> files on disk, or, for planning, only a shape and byte counts."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kakera.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from kakera.plan.spec import ModelSpec
+    from kakera.plan.weights import WeightBytes
+
+BUNDLED = Path(__file__).resolve().parent.parent / "data" / "mini"
+SCRIPTED = "scripted:"
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+CONNECT_SECONDS = 10.0
+_NEEDED = ("config.json", "tokenizer.json")
+
+
+@dataclass(frozen=True)
+class Model:
+    """`path` is a model directory, or the script file of a scripted model. `name` is what a client sees."""
+
+    name: str
+    path: Path
+    scripted: bool = False
+
+
+def resolve_model(name: str) -> Model:
+    """Files that can be served; downloads a repo id. Raises UsageError or CheckpointError naming what is missing."""
+    if name.startswith(SCRIPTED):
+        path = Path(name.removeprefix(SCRIPTED))
+        if not path.is_file():
+            raise UsageError(f"{name}: there is no file {path}")
+        return Model(path.stem, path, scripted=True)
+    if name == "mini":
+        return Model("mini", _complete(BUNDLED))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return Model(path.resolve().name, _complete(path))
+    return Model(name.rsplit("/", 1)[-1], _complete(_download(_repo_id(name))))
+
+
+def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
+    """What a plan needs, without downloading weights: only headers are read, or the config of a well-known name."""
+    from kakera.plan import weights
+    from kakera.plan.known import KNOWN
+    from kakera.plan.spec import ModelSpec
+
+    if name.startswith(SCRIPTED):
+        raise UsageError("a scripted model has no weights and needs no plan")
+    if name in KNOWN:
+        spec = ModelSpec.from_config(KNOWN[name])
+        return spec, weights.from_config(spec, KNOWN[name])
+    path = BUNDLED if name == "mini" else Path(name).expanduser()
+    if not path.is_dir():
+        return _remote_shape(_repo_id(name))
+    spec = ModelSpec.load(path)
+    if any(path.glob("*.safetensors*")):
+        return spec, weights.from_checkpoint(path, spec)
+    return spec, weights.from_config(spec, json.loads((path / "config.json").read_text()))
+
+
+def _complete(path: Path) -> Path:
+    """Name every missing file at once: a model without its tokenizer would start and answer nonsense."""
+    from kakera.plan.weights import checkpoint_files
+
+    missing = [file for file in _NEEDED if not (path / file).is_file()]
+    if missing:
+        raise CheckpointError(f"{path} lacks {' and '.join(missing)}: the model can not be served without")
+    checkpoint_files(path)
+    return path
+
+
+def _repo_id(name: str) -> str:
+    if not _REPO_ID.fullmatch(name):
+        raise UsageError(f"{name}: no such directory, and not a Hugging Face repo id (owner/name); `mini` is bundled")
+    return name
+
+
+def _download(repo: str) -> Path:
+    """The snapshot of a repo. What was downloaded before is enough when the hub can not be reached."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    reason = _unreachable(repo)
+    try:
+        return Path(snapshot_download(repo, allow_patterns=_WANTED, local_files_only=reason is not None))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(_why(repo, reason or error)) from None
+
+
+def _unreachable(repo: str) -> Exception | None:
+    """One quick question to the hub: downloads retry for half a minute before they say that there is no network."""
+    from huggingface_hub import model_info
+
+    try:
+        model_info(repo, timeout=CONNECT_SECONDS)
+    except Exception as error:  # connection errors belong to the hub's HTTP library, and that changes by version
+        return error
+    return None
+
+
+def _remote_shape(repo: str) -> tuple[ModelSpec, WeightBytes]:
+    """config.json and the safetensors headers of a repo: some hundred KB instead of gigabytes."""
+    from huggingface_hub import get_safetensors_metadata, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    from kakera.plan.spec import ModelSpec
+    from kakera.plan.weights import TensorInfo, from_tensors
+
+    if (reason := _unreachable(repo)) is not None:
+        raise CheckpointError(_why(repo, reason))
+    try:
+        config = json.loads(Path(hf_hub_download(repo, "config.json")).read_text())
+        files = get_safetensors_metadata(repo).files_metadata.values()
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(_why(repo, error)) from None
+    spec = ModelSpec.from_config(config)
+    tensors = [
+        TensorInfo(name, t.dtype, tuple(t.shape), t.data_offsets[1] - t.data_offsets[0])
+        for file in files
+        for name, t in file.tensors.items()
+    ]
+    return spec, from_tensors(tensors, spec, f"{len(tensors)} tensors of {repo} (headers only, nothing downloaded)")
+
+
+def _why(repo: str, error: Exception) -> str:
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        return f"{repo}: access needs an agreement on huggingface.co and a login (hf auth login)"
+    if isinstance(error, RepositoryNotFoundError):
+        return f"{repo}: huggingface.co has no such repository, or it is private (hf auth login)"
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (
+        f"{repo} could not be fetched from huggingface.co ({first}). Offline? Give a local model directory, or use "
+        f"`mini`, which needs no network"
+    )

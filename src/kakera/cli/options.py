@@ -1,0 +1,93 @@
+"""The options that several commands share. The memory options are declared once and become one Wishes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from kakera.errors import UsageError
+from kakera.plan.plan import Wishes
+
+MEMORY = "Memory"
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A directory, a Hugging Face repo id, `mini` or scripted:FILE.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def _option(name: str, help: str, **more: Any) -> Any:
+    return typer.Option(name, help=help, rich_help_panel=MEMORY, **more)
+
+
+# field of Wishes -> (type on the command line, default)
+MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "gpus": (
+        Annotated[str, _option("--gpus", "auto, cpu, sizes (12GB,12GB) or names (rtx5070,rtx5070).")],
+        "auto",
+    ),
+    "context": (
+        Annotated[int | None, _option("--context", "Tokens of the longest request. Default: the most that fits.")],
+        None,
+    ),
+    "max_running": (
+        Annotated[int | None, _option("--max-running", "Requests that run at once. Default: up to 8.")],
+        None,
+    ),
+    "chunk": (
+        Annotated[int | None, _option("--chunk", "Most prompt tokens in one step. Default: 512 on a CPU, else 2048.")],
+        None,
+    ),
+    "kv": (Annotated[str, _option("--kv", "Codec of the KV cache: fp32, bf16 or int2.")], "int2"),
+    "kv_group": (
+        Annotated[int | None, _option("--kv-group", "Channels that share an int2 scale. Default: up to 256.")],
+        None,
+    ),
+    "kv_window": (Annotated[int, _option("--kv-window", "Recent tokens that attention reads in 16 bit.")], 256),
+    "rotation": (
+        Annotated[str | None, _option("--rotation", "KV rotation file. Default: Hadamard.", metavar="FILE")],
+        None,
+    ),
+    "state_dtype": (
+        Annotated[str | None, _option("--state-dtype", "Stored states: fp32 (exact; CPU default) or fp16.")],
+        None,
+    ),
+    "host_cache": (
+        Annotated[str | None, _option("--host-cache", "Memory for the prefix cache, such as 2GB.", metavar="BYTES")],
+        None,
+    ),
+}
+
+
+def with_memory_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn the parameter `wishes: Wishes` of a command into the memory options on its command line."""
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        command(wishes=_wishes({name: values.pop(name) for name in MEMORY_OPTIONS}), **values)
+
+    own = inspect.signature(command, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    parameters = [p.replace(kind=kind) for name, p in own.parameters.items() if name != "wishes"]
+    parameters += [
+        inspect.Parameter(name, kind, default=default, annotation=annotation)
+        for name, (annotation, default) in MEMORY_OPTIONS.items()
+    ]
+    wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper
+
+
+def _wishes(values: dict[str, Any]) -> Wishes:
+    from kakera.plan.devices import parse_bytes
+
+    assert set(values) == {field.name for field in fields(Wishes)}
+    if (text := values["host_cache"]) is not None:
+        values["host_cache"] = parse_bytes(text)
+    if values["state_dtype"] not in (None, "fp32", "fp16"):
+        raise UsageError(f"--state-dtype {values['state_dtype']}: choose fp32 or fp16")
+    return Wishes(**values)

@@ -1,0 +1,54 @@
+"""kakera plan: the memory table of a model on given cards, or the refusal with ways to make it fit."""
+
+from __future__ import annotations
+
+from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
+from kakera.plan.plan import Wishes
+
+
+@with_memory_options
+def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: Wishes) -> None:
+    """Print what every byte of memory would be used for. Exit status 1 if it does not fit.
+
+    MODEL may also be a well-known name such as qwen3.8-27b, so that nothing has to be downloaded.
+    """
+    import typer
+
+    from kakera.cli.model import shape_of
+    from kakera.errors import PlanRefused
+    from kakera.plan.budget import cautions, make_plan
+    from kakera.plan.devices import resolve
+    from kakera.plan.speed import predict
+    from kakera.plan.table import to_json
+
+    spec, weights = shape_of(model)
+    machine = resolve(wishes.gpus)
+    try:
+        made = make_plan(spec, wishes, machine, weights)
+    except PlanRefused as refused:
+        if as_json:
+            _print_json(refused.details)
+        else:
+            typer.echo(str(refused))
+        raise typer.Exit(refused.exit_status) from None
+    speed, notes = predict(made, machine, weights), cautions(made, machine)
+    if as_json:
+        _print_json(to_json(made, machine, speed, notes))
+        return
+    from rich.console import Console
+
+    from kakera.plan.table import as_table, speed_line
+
+    console = Console(highlight=False)
+    console.print(as_table(made, machine))
+    console.print(f"Weights: {weights.source}.", speed_line(speed, made.context), style="dim")
+    for note in notes:
+        console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
+
+
+def _print_json(data: dict[str, object]) -> None:
+    import json
+
+    import typer
+
+    typer.echo(json.dumps(data, indent=2))

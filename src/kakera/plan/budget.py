@@ -1,0 +1,259 @@
+"""make_plan: model + machine + wishes -> a Plan that fits, or PlanRefused. Pure arithmetic, nothing allocated.
+
+Order of the decisions: what must be there (weights, slots, scratch, runtime, one request of the full length, the
+checkpoint store) is added up first; memory left over becomes more KV pages, up to a full context for every slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kakera.errors import PlanRefused, UsageError
+from kakera.plan.devices import Machine
+from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.plan import Place, Plan, PlanRow, StateDtype, Wishes
+from kakera.plan.sizes import (
+    CPU_OVERHEADS,
+    CUDA_HOST_BYTES,
+    CUDA_OVERHEADS,
+    NCCL_OVERHEAD,
+    SERVER_HOST_BYTES,
+    STAGED_CHECKPOINTS,
+    checkpoint_bytes,
+    live_state_bytes,
+    margin,
+    scratch_bytes,
+)
+from kakera.plan.spec import ModelSpec
+from kakera.plan.weights import WeightBytes
+
+SLOT_CHOICES = (8, 4, 2, 1)
+CHUNK_DEFAULT = {"cpu": 512, "cuda": 2048}
+STATE_DEFAULT: dict[str, StateDtype] = {"cpu": "fp32", "cuda": "fp16"}
+AGENT_CONTEXT = 65536  # coding agents send 50K-200K tokens a turn: below this, fewer slots beat a shorter context
+LEAST_CONTEXT = 4096  # kakera does not choose less on its own; --context may
+HOST_CACHE_DEFAULT = {"cpu": (2 * 2**30, 0.15), "cuda": (8 * 2**30, 0.20)}  # (most bytes, most of the host's memory)
+TIGHT = 200 * 10**6  # less than this beyond the margin deserves a warning
+POOL_SHARE = 0.5  # of the memory left over that becomes KV pages beyond one full request
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan that may not fit. `room` is what is left per device, `host_room` on the host; negative = missing.
+
+    `need` and `host_need` are the bytes that can not be done without; on a CPU they are one and the same sum.
+    """
+
+    plan: Plan
+    room: int
+    host_room: int
+    need: int
+    host_need: int
+
+    @property
+    def fits(self) -> bool:
+        return self.room >= 0 and self.host_room >= 0
+
+
+def make_plan(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Plan:
+    """The plan for these wishes. Raises PlanRefused (table and ways out in the text), UsageError for a wrong wish."""
+    found = draft(spec, wishes, machine, weights)
+    if found.fits:
+        return found.plan
+    from kakera.plan.advice import refusal  # advice plans again, so it imports this module
+
+    raise PlanRefused(*refusal(found, wishes, machine, weights))
+
+
+def draft(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:
+    """Fill in what was not asked for. Of the slot counts, the first that leaves room for an agent's context wins."""
+    check(spec, wishes, machine)
+    machine = _usable_devices(spec, wishes, machine)
+    if wishes.max_running is not None:
+        return _Budget(spec, wishes, machine, weights, wishes.max_running).draft()
+    drafts = [_Budget(spec, wishes, machine, weights, slots).draft() for slots in SLOT_CHOICES]
+    fitting = [d for d in drafts if d.fits]
+    if not fitting:
+        return drafts[-1]
+    enough = min(wishes.context or AGENT_CONTEXT, spec.max_positions)
+    return next((d for d in fitting if d.plan.context >= enough), max(fitting, key=lambda d: d.plan.context))
+
+
+def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
+    """Refuse at start what could only fail later. Raises UsageError."""
+    if wishes.kv not in ("fp32", "bf16", "int2"):
+        raise UsageError(f"--kv {wishes.kv}: unknown KV codec; choose fp32, bf16 or int2")
+    kv_format(spec, wishes).check(spec.head_dim)
+    if wishes.kv_window % PAGE_TOKENS:
+        raise UsageError(f"--kv-window {wishes.kv_window}: must be a multiple of {PAGE_TOKENS} tokens")
+    if wishes.context is not None and not 1 < wishes.context <= spec.max_positions:
+        raise UsageError(f"--context {wishes.context}: this model takes 2 to {spec.max_positions} tokens")
+    if wishes.max_running is not None and wishes.max_running < 1:
+        raise UsageError(f"--max-running {wishes.max_running}: at least one request must run")
+    if wishes.chunk is not None and (wishes.chunk < PAGE_TOKENS or wishes.chunk % PAGE_TOKENS):
+        raise UsageError(f"--chunk {wishes.chunk}: must be a multiple of {PAGE_TOKENS} tokens")
+    if wishes.state_dtype not in (None, "fp32", "fp16"):
+        raise UsageError(f"--state-dtype {wishes.state_dtype}: choose fp32 or fp16")
+    if wishes.host_cache is not None and wishes.host_cache < 0:
+        raise UsageError(f"--host-cache {wishes.host_cache}: must not be negative")
+    if wishes.gpus != "auto" and not splits(spec, len(machine.devices)):
+        raise UsageError(
+            f"{len(machine.devices)} cards can not share {spec.kv_heads} KV heads evenly; "
+            f"this model runs on {', '.join(str(n) for n in range(1, spec.kv_heads + 1) if splits(spec, n))} cards"
+        )
+
+
+def splits(spec: ModelSpec, ranks: int) -> bool:
+    """True if heads and 128-channel blocks divide evenly over that many devices."""
+    counts = [spec.heads, spec.kv_heads] + ([spec.gdn.k_heads, spec.gdn.v_heads] if spec.gdn else [])
+    blocks = spec.intermediate % 128 == 0 and spec.intermediate // 128 % ranks == 0
+    return ranks == 1 or (blocks and all(count % ranks == 0 for count in counts))
+
+
+def kv_format(spec: ModelSpec, wishes: Wishes) -> KvFormat:
+    group = wishes.kv_group if wishes.kv_group is not None else min(256, spec.head_dim)
+    return KvFormat(wishes.kv, group=group, window_pages=wishes.kv_window // PAGE_TOKENS)  # type: ignore[arg-type]
+
+
+def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
+    """What a person should know about a plan that fits: who else holds memory, and how little is to spare."""
+    smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
+    taken = plan.total("device") + (plan.total("host") if plan.device == "cpu" else 0)
+    spare = smallest.bytes - smallest.used - margin(smallest.bytes) - taken
+    if spare >= TIGHT:
+        return machine.warnings
+    line = (
+        f"only {spare / 1e6:.0f} MB to spare beyond the {margin(smallest.bytes) / 1e6:.0f} MB that stay free: "
+        f"another program that takes memory on {smallest.name} will make it slow; lower --context or --max-running"
+    )
+    return (*machine.warnings, line)
+
+
+def pages_for(tokens: int) -> int:
+    return -(-tokens // PAGE_TOKENS)
+
+
+def _usable_devices(spec: ModelSpec, wishes: Wishes, machine: Machine) -> Machine:
+    """`auto` takes as many cards as can share the heads; cards that were named are all used."""
+    if wishes.gpus != "auto":
+        return machine
+    count = max(n for n in range(1, len(machine.devices) + 1) if splits(spec, n))
+    return replace(machine, devices=machine.devices[:count])
+
+
+class _Budget:
+    """The sums for one choice of slots. Sizes are per device; the smallest device decides."""
+
+    def __init__(self, spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes, slots: int):
+        self.spec, self.wishes, self.machine, self.weights, self.slots = spec, wishes, machine, weights, slots
+        self.kv = kv_format(spec, wishes)
+        self.ranks = len(machine.devices)
+        self.on_cpu = machine.kind == "cpu"
+        self.chunk = wishes.chunk or CHUNK_DEFAULT[machine.kind]
+        self.state_dtype = wishes.state_dtype or STATE_DEFAULT[machine.kind]
+        self.page = self.kv.page_bytes(spec) // self.ranks
+        self.checkpoint = checkpoint_bytes(spec, self.kv, self.state_dtype, machine.kind)
+        smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
+        self.usable = smallest.bytes - smallest.used - margin(smallest.bytes)
+        self.host_usable = self.usable if self.on_cpu else machine.ram - machine.ram_used - margin(machine.ram)
+
+    def draft(self) -> Draft:
+        fixed = self._device_rows() + self._host_rows()
+        asked_cache = self.wishes.host_cache or 0
+        need = _total(fixed, "device") + (asked_cache if self.on_cpu else 0)
+        context = self.wishes.context or self._longest_context(self.usable - need)
+        least = pages_for(context)
+        need += least * self.page
+        host_need = need if self.on_cpu else _total(fixed, "host") + asked_cache
+        cache = self._host_cache(self.host_usable - host_need)
+        extra_cache = cache - asked_cache
+        left = self.usable - need - (extra_cache if self.on_cpu else 0)
+        more = self._more_pages(left, context)
+        rows = (*fixed, *self._page_rows(context, least, more), self._cache_row(cache))
+        room = left - more * self.page
+        host_room = room if self.on_cpu else self.host_usable - host_need - extra_cache
+        return Draft(self._plan(context, least + more, cache, rows), room, host_room, need, host_need)
+
+    def _device_rows(self) -> tuple[PlanRow, ...]:
+        spec, ranks = self.spec, self.ranks
+        live = live_state_bytes(spec, self.machine.kind, ranks)
+        window = self.kv.slot_bytes(spec) // ranks
+        scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks)
+        form = "fp32, decoded at load" if self.on_cpu else "as stored" + (f", 1/{ranks} of it" if ranks > 1 else "")
+        rows = [PlanRow("weights", "device", self.weights.on_device(self.machine.kind, ranks), form)]
+        if live:
+            note = f"{self.slots} x {live / 1e6:.1f} MB, fp32 live state + conv columns"
+            rows.append(PlanRow("recurrent states", "device", self.slots * live, note))
+        if window:
+            note = f"{self.slots} x {window / 1e6:.1f} MB, {self.kv.ring_pages} ring pages + 1 sink page in 16 bit"
+            rows.append(PlanRow("KV windows and sinks", "device", self.slots * window, note))
+        rows.append(PlanRow("activations and scratch", "device", scratch, f"chunk {self.chunk}, any context"))
+        if self.on_cpu:
+            return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in CPU_OVERHEADS))
+        staging = STAGED_CHECKPOINTS * self.checkpoint // ranks
+        rows.append(PlanRow("checkpoint staging", "device", staging, f"{STAGED_CHECKPOINTS} on their way to the host"))
+        overheads = (*CUDA_OVERHEADS, NCCL_OVERHEAD) if ranks > 1 else CUDA_OVERHEADS
+        return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in overheads))
+
+    def _host_rows(self) -> tuple[PlanRow, ...]:
+        if self.on_cpu:
+            return ()
+        ring = STAGED_CHECKPOINTS * self.checkpoint
+        runtime = SERVER_HOST_BYTES + self.ranks * CUDA_HOST_BYTES
+        return (
+            PlanRow("server and engine processes", "host", runtime, f"estimate: torch with CUDA, {self.ranks} x"),
+            PlanRow("pinned staging", "host", ring, f"{STAGED_CHECKPOINTS} checkpoints"),
+        )
+
+    def _longest_context(self, left: int) -> int:
+        """The model's maximum, or the multiple of 64 that fits in three quarters of the room (the rest: host cache)."""
+        limit = self.spec.max_positions
+        room = max(0, left) * 3 // 4 if self.on_cpu else max(0, left)
+        fitting = room // self.page * PAGE_TOKENS
+        return min(limit, max(fitting, LEAST_CONTEXT))
+
+    def _host_cache(self, host_left: int) -> int:
+        if self.wishes.host_cache is not None:
+            return self.wishes.host_cache
+        most, share = HOST_CACHE_DEFAULT[self.machine.kind]
+        return max(0, min(most, int(self.machine.ram * share), host_left // 2))
+
+    def _more_pages(self, left: int, context: int) -> int:
+        wanted = (self.slots - 1) * pages_for(context)
+        return max(0, min(wanted, int(left * POOL_SHARE) // self.page))
+
+    def _page_rows(self, context: int, least: int, more: int) -> tuple[PlanRow, ...]:
+        each = f"{self.kv.codec}, {self.kv.token_bytes(self.spec) / self.ranks / 1024:.2f} KiB a token"
+        one = PlanRow(
+            "KV pages, one full request", "device", least * self.page, f"{least} pages, {context} tokens, {each}"
+        )
+        note = f"{more} pages from half of the memory left over, {(least + more) / least:.1f} full requests in all"
+        return (one, PlanRow("KV pages, further", "device", more * self.page, note)) if more else (one,)
+
+    def _cache_row(self, cache: int) -> PlanRow:
+        note = f"room for {cache // self.checkpoint} checkpoints of {self.checkpoint / 1e6:.1f} MB, or demoted pages"
+        return PlanRow("prefix cache store", "host", cache, note)
+
+    def _plan(self, context: int, pages: int, cache: int, rows: tuple[PlanRow, ...]) -> Plan:
+        return Plan(
+            spec=self.spec,
+            kv=self.kv,
+            device=self.machine.kind,
+            device_names=tuple(d.name for d in self.machine.devices),
+            device_bytes=tuple(d.bytes for d in self.machine.devices),
+            context=context,
+            pages=pages,
+            slots=self.slots,
+            chunk=self.chunk,
+            state_dtype=self.state_dtype,
+            rotation=self.wishes.rotation,
+            host_cache=cache,
+            checkpoint_bytes=self.checkpoint,
+            sink_bytes=self.kv.window_page_bytes(self.spec),
+            page_bytes=self.kv.page_bytes(self.spec),
+            rows=rows,
+        )
+
+
+def _total(rows: tuple[PlanRow, ...], place: Place) -> int:
+    return sum(row.bytes for row in rows if row.place == place)

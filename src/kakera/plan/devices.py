@@ -1,0 +1,137 @@
+"""Machine: the cards and the host memory that a plan may use, asked for by `--gpus` or detected. No torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from kakera.errors import UsageError
+from kakera.plan import cards
+
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_UNITS = {"": 1, **_DECIMAL, **_BINARY}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t|ki|mi|gi|ti)?b?")
+HINT = "use auto, cpu, sizes such as 12GB,12GB (10^9 bytes) or 12GiB, or names such as rtx5070,rtx5070"
+DESKTOP_BYTES = 256 * 10**6  # a display takes about this much; more is worth a warning
+
+
+@dataclass(frozen=True)
+class Device:
+    """One card, or the CPU with its memory. `used` bytes belong to other processes. Speeds None = unknown."""
+
+    name: str
+    bytes: int
+    used: int = 0
+    bandwidth: float | None = None  # bytes per second
+    flops: float | None = None  # fp16 operations per second
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`devices` compute and hold weights and KV; `ram` is the host's memory (for kind "cpu" the same memory)."""
+
+    kind: Literal["cpu", "cuda"]
+    devices: tuple[Device, ...]
+    ram: int
+    ram_used: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+def parse_bytes(text: str) -> int:
+    """ "12GB" -> 12 * 10^9, "512MiB" -> 512 * 2^20. Raises UsageError."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    if not match:
+        raise UsageError(f"{text!r} is not a size; write for example 2GB (10^9 bytes), 512MiB or plain bytes")
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def resolve(gpus: str) -> Machine:
+    """The machine that `--gpus` names; "auto" takes every NVIDIA card, or the CPU without one. Raises UsageError."""
+    total, used = host_memory()
+    text = gpus.strip().lower()
+    if text == "auto":
+        found, warnings = detect_gpus()
+        return Machine("cuda", found, total, used, warnings) if found else resolve("cpu")
+    if text == "cpu":
+        return Machine("cpu", (Device("cpu", total, used),), total, used)
+    devices = tuple(_named(part.strip()) for part in text.split(","))
+    return Machine("cuda", devices, total, used)
+
+
+def _named(part: str) -> Device:
+    card = cards.find(part)
+    if card is not None:
+        return Device(
+            cards.normalise(part), card.memory_mib * 2**20, 0, card.bandwidth_gbs * 1e9, card.fp16_tflops * 1e12
+        )
+    if part and part[0].isdigit() and _SIZE.fullmatch(part):
+        size = parse_bytes(part)
+        if size < 10**9:
+            raise UsageError(f"--gpus {part}: {size} bytes is no card; {HINT}")
+        return Device(part.upper().replace("I", "i"), size)
+    raise UsageError(f"--gpus {part or '(empty)'}: not a size and not a known card; {HINT}")
+
+
+def detect_gpus() -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """NVIDIA cards by NVML, and warnings about who else uses them. Nothing found if there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), ()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        found = [_detected(i, handle) for i, handle in enumerate(handles)]
+    finally:
+        pynvml.nvmlShutdown()
+    return tuple(device for device, _ in found), tuple(warning for _, warning in found if warning)
+
+
+def _detected(index: int, handle: object) -> tuple[Device, str]:
+    import pynvml
+
+    raw = pynvml.nvmlDeviceGetName(handle)
+    name = raw.decode() if isinstance(raw, bytes) else str(raw)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    device = Device(name, int(memory.total), int(memory.used))
+    if card := cards.find(name):
+        device = replace(device, bandwidth=card.bandwidth_gbs * 1e9, flops=card.fp16_tflops * 1e12)
+    if device.used <= DESKTOP_BYTES:
+        return device, ""
+    try:
+        # under WSL2 the list may be empty or not available although memory is in use
+        users = [f"process {p.pid}" for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    except pynvml.NVMLError:
+        users = []
+    who = ", ".join(users) or "another process or the desktop"
+    return device, (
+        f"GPU {index} ({name}): {who} holds {device.used / 1e9:.1f} GB of it, so this plan is smaller than the card "
+        f"allows; close it and plan again, or go on with the smaller plan"
+    )
+
+
+def host_memory() -> tuple[int, int]:
+    """(total, used by others) bytes of host memory; a container's limit counts if it is lower."""
+    memory = psutil.virtual_memory()
+    total, available = memory.total, memory.available
+    limit, used = _cgroup_limit()
+    if limit is not None and limit < total:
+        return limit, min(limit, max(used, limit - available))
+    return total, total - available
+
+
+def _cgroup_limit(root: Path = Path("/sys/fs/cgroup")) -> tuple[int | None, int]:
+    """(limit, bytes in use without the page cache) of this container (cgroup v2), or (None, 0)."""
+    try:
+        limit = int((root / "memory.max").read_text())
+        current = int((root / "memory.current").read_text())
+        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        return limit, max(0, current - int(stat.get("file", 0)))
+    except (OSError, ValueError):
+        return None, 0

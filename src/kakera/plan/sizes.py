@@ -1,0 +1,126 @@
+"""Bytes of everything that is neither weights nor KV pages, by formula. No torch.
+
+Nothing in this file depends on the length of the context: that is promise 2 of the planner.
+`ranks` is the number of devices that share the heads (tensor parallel); results are bytes on one device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.plan import StateDtype
+from kakera.plan.spec import ModelSpec
+
+MIB = 2**20
+STATE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2}
+LIVE_STATE_BYTES = 4  # the cold path never rounds a state
+STORED_CONV_BYTES = 4  # three columns a layer: too small to be worth a second precision
+SAMPLER_COPIES = 3  # logits, sorted values, probabilities
+HEAD_PIECE_ROWS = 256  # most rows that go through lm_head at once (echo with log-probabilities)
+HISTORY_TOKENS = {"cpu": 1024, "cuda": 8192}  # INT2 history that attention restores at a time
+SCORE_KEYS = 512  # keys that the plain path scores at once, for one query page
+STAGED_CHECKPOINTS = 2  # a step rarely saves more: end of a message and the end of the prompt
+GDN_RANGE_TOKENS = 2048  # longest range that the chunk form holds temporaries for
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """A stated estimate of what the runtime takes beyond our tensors. `kakera.plan` marks it as an estimate."""
+
+    name: str
+    bytes: int
+    note: str
+
+
+# Estimates: a CUDA context on a consumer card and the loaded modules take 350-500 MB with torch; NCCL's buffers are
+# about 150 MB for two ranks; graphs of the decode sizes 1..8 were 120-180 MB in engines of this model size.
+CUDA_OVERHEADS = (
+    Overhead("CUDA context and modules", 560 * MIB, "estimate"),
+    Overhead("CUDA graphs", 160 * MIB, "estimate"),
+)
+NCCL_OVERHEAD = Overhead("NCCL buffers", 160 * MIB, "estimate, several cards only")
+# Measured as resident set: a process that has imported torch (CPU build) 220-300 MB, a server without it 120 MB.
+CPU_OVERHEADS = (Overhead("server and engine processes", 640 * MIB, "estimate: Python, torch, tokenizer"),)
+# A CUDA build of torch resides with 1-1.5 GB a rank on the host.
+CUDA_HOST_BYTES = 1280 * MIB
+SERVER_HOST_BYTES = 320 * MIB
+
+# A 12 GB card spills to the host above 11,830 of 12,227 MiB and already slows down at that line: keep 4 % free.
+MARGIN_SHARE, MARGIN_LEAST = 0.04, 384 * MIB
+
+
+def margin(capacity: int) -> int:
+    """Bytes of a device or of the host that stay free."""
+    return max(int(capacity * MARGIN_SHARE), MARGIN_LEAST)
+
+
+def activation_bytes(device: str) -> int:
+    """Bytes of one activation value: fp32 on a CPU (16-bit matmul is slower there), 16 bit on a GPU."""
+    return 4 if device == "cpu" else 2
+
+
+def live_state_bytes(spec: ModelSpec, device: str, ranks: int = 1) -> int:
+    """GDN states (fp32) and convolution columns (as activations) of one running request on one device."""
+    if spec.gdn is None:
+        return 0
+    gdn, layers = spec.gdn, len(spec.gdn_layers)
+    return layers * (gdn.state_values * LIVE_STATE_BYTES + gdn.conv_values * activation_bytes(device)) // ranks
+
+
+def checkpoint_bytes(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, device: str) -> int:
+    """One checkpoint of all ranks together: states, conv columns, the window's pages, the last hidden."""
+    state = conv = 0
+    if spec.gdn is not None:
+        state = len(spec.gdn_layers) * spec.gdn.state_values * STATE_BYTES[state_dtype]
+        conv = len(spec.gdn_layers) * spec.gdn.conv_values * STORED_CONV_BYTES
+    window = kv.window_pages * kv.window_page_bytes(spec)
+    return state + conv + window + spec.hidden * activation_bytes(device)
+
+
+def scratch_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device: str, ranks: int = 1) -> int:
+    """Activations and scratch of one step: `chunk` prefill tokens and `slots` decode rows, whatever the context.
+
+    The residual stream lives all the time; of MLP, attention and GDN only one is alive at once. The head comes after
+    the layers. On a GPU a decoded copy of the largest linear is added (prefill through a library matmul).
+    """
+    tokens = chunk + slots
+    item = activation_bytes(device)
+    residual = 3 * tokens * spec.hidden * item
+    layer = max(
+        _mlp_scratch(spec, tokens, item, ranks),
+        _attention_scratch(spec, kv, tokens, item, device, ranks),
+        _gdn_scratch(spec, tokens, item, ranks),
+    )
+    head = SAMPLER_COPIES * max(slots, min(chunk, HEAD_PIECE_ROWS)) * spec.vocab * 4 // ranks
+    decoded = 0 if device == "cpu" else spec.hidden * spec.intermediate * 2 // ranks
+    return residual + max(layer, head) + decoded
+
+
+def _mlp_scratch(spec: ModelSpec, tokens: int, item: int, ranks: int) -> int:
+    """gate, up and their product."""
+    return 3 * tokens * spec.intermediate * item // ranks
+
+
+def _attention_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, device: str, ranks: int) -> int:
+    """Projections, softmax accumulators, the band of 16-bit keys, and one restored piece of the history."""
+    width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    projected = tokens * ((3 if spec.gated else 2) * width + 2 * kv_width) * item
+    accumulators = 2 * tokens * width * 4  # two partial outputs that are merged by log-sum-exp
+    band = 2 * (tokens + kv.window_pages * PAGE_TOKENS) * kv_width * item
+    history = 2 * HISTORY_TOKENS[device] * kv_width * item if kv.windowed else 0
+    # the plain path materialises scores and probabilities of one query page; the GPU's kernels do not
+    scores = 2 * spec.heads * PAGE_TOKENS * SCORE_KEYS * 4 if device == "cpu" else 0
+    return (projected + accumulators + band + history + scores) // ranks
+
+
+def _gdn_scratch(spec: ModelSpec, tokens: int, item: int, ranks: int) -> int:
+    """Projections of the whole step; fp32 temporaries of the chunk form for a bounded range of it."""
+    if spec.gdn is None:
+        return 0
+    gdn = spec.gdn
+    values = gdn.v_heads * gdn.v_dim
+    projected = tokens * (2 * gdn.conv_channels + 3 * values) * item
+    # per value head and token: q, k, beta k, Wk; v, U, V', O; rows of A, (I + A)^-1, D, Q K^T; 1/64 of a state
+    row = 4 * gdn.k_dim + 4 * gdn.v_dim + 4 * 64 + gdn.k_dim * gdn.v_dim // 64
+    return (projected + min(tokens, GDN_RANGE_TOKENS) * gdn.v_heads * row * 4) // ranks

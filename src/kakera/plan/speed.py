@@ -1,0 +1,49 @@
+"""Predicted speed of a plan from bytes and operations. Estimates, and marked as such wherever they are shown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kakera.plan.devices import Device, Machine
+from kakera.plan.plan import Plan
+from kakera.plan.sizes import live_state_bytes
+from kakera.plan.weights import WeightBytes, linears
+
+# Share of the memory bandwidth that a whole decode step reaches: well-tuned 2-bit engines report 55-70 % of it.
+DECODE_EFFICIENCY = 0.6
+PREFILL_EFFICIENCY = 0.35  # share of the peak fp16 rate, trellis decoding included
+CPU_BANDWIDTH = 20e9  # bytes per second, two-channel laptop memory; not measured on this machine
+CPU_FLOPS = 100e9  # fp32 operations per second of a few AVX2 cores; not measured on this machine
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second of one stream. None where a card's figures are unknown."""
+
+    decode_short: float | None
+    decode_full: float | None  # at the planned context
+    prefill: float | None
+
+
+def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
+    """Bytes read per token / bandwidth x a stated efficiency; 2 operations per weight / peak x a stated efficiency."""
+    ranks = len(plan.device_names)
+    slowest = min(machine.devices, key=lambda d: _bandwidth(d, plan.device) or 0.0)
+    bandwidth, flops = _bandwidth(slowest, plan.device), _flops(slowest, plan.device)
+    states = 2 * live_state_bytes(plan.spec, plan.device, ranks)  # read and written
+    fixed = weights.read_per_token(plan.device, ranks) + states
+    history = plan.context * plan.kv.token_bytes(plan.spec) // ranks
+    values = sum(i * o * n for _, i, o, n in linears(plan.spec))
+    return Speed(
+        decode_short=bandwidth and DECODE_EFFICIENCY * bandwidth / fixed,
+        decode_full=bandwidth and DECODE_EFFICIENCY * bandwidth / (fixed + history),
+        prefill=flops and PREFILL_EFFICIENCY * flops * ranks / (2 * values),
+    )
+
+
+def _bandwidth(device: Device, kind: str) -> float | None:
+    return device.bandwidth or (CPU_BANDWIDTH if kind == "cpu" else None)
+
+
+def _flops(device: Device, kind: str) -> float | None:
+    return device.flops or (CPU_FLOPS if kind == "cpu" else None)

@@ -1,0 +1,118 @@
+"""A Plan for people (a rich table, or the same as plain text) and for programs (JSON). Estimates are named as such."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kakera.plan.devices import Machine
+from kakera.plan.plan import Place, Plan
+from kakera.plan.sizes import margin
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kakera.plan.speed import Speed
+
+
+def gigabytes(count: int) -> str:
+    """ "8.40 GB" (10^9 bytes), or MB below 0.1 GB."""
+    return f"{count / 1e9:.2f} GB" if abs(count) >= 10**8 else f"{count / 1e6:.1f} MB"
+
+
+def as_rows(plan: Plan, machine: Machine) -> list[tuple[str, str, str, str]]:
+    """(name, device column, host column, note); sums and limits come last. Empty names separate."""
+    one = plan.device == "cpu"
+    lines = [_line(row.name, row.bytes, one or row.place == "device", row.note) for row in plan.rows]
+    smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
+    device, host = plan.total("device"), plan.total("host")
+    total = gigabytes(device + host) if one else gigabytes(device)
+    lines.append(("total", total, "" if one else gigabytes(host), "" if one else "per card | host"))
+    lines.append(("in use by others", gigabytes(smallest.used), "" if one else gigabytes(machine.ram_used), "now"))
+    kept = "" if one else gigabytes(margin(machine.ram))
+    lines.append(("kept free", gigabytes(margin(smallest.bytes)), kept, "drivers spill or slow down near the end"))
+    lines.append(("capacity", gigabytes(smallest.bytes), "" if one else gigabytes(machine.ram), _names(plan)))
+    return lines
+
+
+def _line(name: str, count: int, device: bool, note: str) -> tuple[str, str, str, str]:
+    return (name, gigabytes(count) if device else "", "" if device else gigabytes(count), note)
+
+
+def _names(plan: Plan) -> str:
+    return "this machine's memory" if plan.device == "cpu" else " + ".join(plan.device_names)
+
+
+def title(plan: Plan) -> str:
+    spec = plan.spec
+    return (
+        f"{spec.model_type}, {len(spec.gdn_layers)} GDN + {len(spec.full_layers)} full-attention layers; "
+        f"context {plan.context} tokens, {plan.slots} running, KV {plan.kv.codec}"
+    )
+
+
+def as_text(plan: Plan, machine: Machine) -> str:
+    """Plain columns, for error texts and logs."""
+    head = [("", "memory" if plan.device == "cpu" else "per card", "" if plan.device == "cpu" else "host", "")]
+    rows = head + as_rows(plan, machine)
+    lines = [f"{name:<29}{device:>10}{host:>10}  {note}".rstrip() for name, device, host, note in rows]
+    return "\n".join([title(plan), *lines])
+
+
+def as_table(plan: Plan, machine: Machine) -> Table:
+    """The same for a terminal."""
+    from rich.table import Table
+
+    table = Table(title=title(plan), title_justify="left", show_edge=False, pad_edge=False)
+    one = plan.device == "cpu"
+    table.add_column("")
+    table.add_column("memory" if one else "per card", justify="right", no_wrap=True)
+    if not one:
+        table.add_column("host", justify="right", no_wrap=True)
+    table.add_column("", style="dim")
+    rows = as_rows(plan, machine)
+    for i, (name, device, host, note) in enumerate(rows):
+        cells = (name, device, note) if one else (name, device, host, note)
+        table.add_row(*cells, end_section=i == len(rows) - 5, style="bold" if name == "total" else None)
+    return table
+
+
+def speed_line(speed: Speed, context: int) -> str:
+    """One line; "" if nothing is known about the cards."""
+    parts = []
+    if speed.decode_short and speed.decode_full:
+        parts.append(f"decode {_rate(speed.decode_short)} tokens/s, {_rate(speed.decode_full)} at {context} tokens")
+    if speed.prefill:
+        parts.append(f"prefill {_rate(speed.prefill)} tokens/s")
+    return f"Estimated speed of one stream: {'; '.join(parts)}. Estimates, not measurements." if parts else ""
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def to_json(plan: Plan, machine: Machine, speed: Speed | None = None, cautions: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Everything an allocator or a script needs; bytes are integers. `fits` is true: refusals overwrite it."""
+    places: tuple[Place, ...] = ("device", "host")
+    return {
+        "fits": True,
+        "device": plan.device,
+        "devices": [asdict(device) for device in machine.devices[: len(plan.device_names)]],
+        "host_bytes": machine.ram,
+        "context": plan.context,
+        "max_running": plan.slots,
+        "chunk": plan.chunk,
+        "kv": asdict(plan.kv),
+        "state_dtype": plan.state_dtype,
+        "rotation": plan.rotation,
+        "pages": plan.pages,
+        "pool_tokens": plan.pages * 64,
+        "page_bytes": plan.page_bytes,
+        "checkpoint_bytes": plan.checkpoint_bytes,
+        "sink_bytes": plan.sink_bytes,
+        "host_cache": plan.host_cache,
+        "rows": [asdict(row) for row in plan.rows],
+        "totals": {place: plan.total(place) for place in places},
+        "estimated_speed": asdict(speed) if speed else None,
+        "warnings": list(cautions),
+    }

@@ -1,0 +1,124 @@
+"""--gpus: sizes, names, the CPU, and what NVML and the container say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+
+from kakera.errors import UsageError
+from kakera.plan import cards, devices
+
+
+def test_sizes_are_decimal_unless_they_say_otherwise() -> None:
+    machine = devices.resolve("12GB,12GiB")
+    assert [d.bytes for d in machine.devices] == [12 * 10**9, 12 * 2**30]
+    assert machine.kind == "cuda"
+
+
+@pytest.mark.parametrize("text", ["rtx5070", "RTX 5070", "NVIDIA GeForce RTX 5070", "rtx-5070"])
+def test_known_card_by_any_spelling(text: str) -> None:
+    (device,) = devices.resolve(text).devices
+    assert device.bytes == 12227 * 2**20
+    assert device.bandwidth == 672e9
+
+
+def test_neighbours_of_a_known_name_are_not_that_card() -> None:
+    assert cards.find("rtx5070ti") is cards.CARDS["rtx5070ti"]
+    assert cards.find("NVIDIA GeForce RTX 5070 Ti") is cards.CARDS["rtx5070ti"]
+    assert cards.find("rtx5075") is None
+    assert cards.find("NVIDIA H100 80GB HBM3") is cards.CARDS["h100"]
+    assert cards.find("NVIDIA L40S") is cards.CARDS["l40s"]
+    assert cards.find("") is None
+
+
+@pytest.mark.parametrize("text", ["", "rtx9999", "12GB,", "12XB", "-3GB", "500MB", "4070 rtx"])
+def test_unknown_card_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError, match="--gpus"):
+        devices.resolve(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("2GB", 2 * 10**9), ("512MiB", 2**29), ("1.5g", 1_500_000_000), ("4096", 4096), ("8 kib", 8192)]
+)
+def test_parse_bytes(text: str, count: int) -> None:
+    assert devices.parse_bytes(text) == count
+
+
+def test_cpu_is_the_host_memory() -> None:
+    machine = devices.resolve("cpu")
+    (cpu,) = machine.devices
+    assert machine.kind == "cpu"
+    assert cpu.bytes == machine.ram > cpu.used == machine.ram_used > 0
+
+
+class FakeNvml:
+    """One card, of which another process holds `used` bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: int, processes: list[int] | None):
+        self.memory = SimpleNamespace(total=12227 * 2**20, used=used)
+        self.processes = processes
+        names = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName")
+        for name in (*names, "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"):
+            monkeypatch.setattr(pynvml, name, getattr(self, name))
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None: ...
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return "NVIDIA GeForce RTX 5070"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return self.memory
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        if self.processes is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [SimpleNamespace(pid=pid) for pid in self.processes]
+
+
+def test_auto_finds_a_card_and_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(monkeypatch, used=10**8, processes=[])
+    machine = devices.resolve("auto")
+    assert (machine.kind, machine.devices[0].bandwidth, machine.warnings) == ("cuda", 672e9, ())
+
+
+def test_auto_warns_about_who_holds_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(monkeypatch, used=1_300_000_000, processes=[4711])
+    (warning,) = devices.resolve("auto").warnings
+    assert "process 4711 holds 1.3 GB" in warning
+
+
+def test_wsl_hides_processes_but_not_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(monkeypatch, used=1_300_000_000, processes=None)
+    (warning,) = devices.resolve("auto").warnings
+    assert "another process or the desktop holds 1.3 GB" in warning
+
+
+def test_auto_without_a_driver_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_driver() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    assert devices.resolve("auto").kind == "cpu"
+
+
+def test_container_limit_counts_without_the_page_cache(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("4000000000\n")
+    (tmp_path / "memory.current").write_text("1500000000\n")
+    (tmp_path / "memory.stat").write_text("anon 400000000\nfile 1000000000\n")
+    assert devices._cgroup_limit(tmp_path) == (4_000_000_000, 500_000_000)
+
+
+def test_container_without_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    assert devices._cgroup_limit(tmp_path) == (None, 0)

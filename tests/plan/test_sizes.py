@@ -1,0 +1,58 @@
+"""Sizes of states, checkpoints and scratch against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import inspect
+
+from kakera.plan import sizes
+from kakera.plan.kv_format import KvFormat
+from kakera.plan.sizes import checkpoint_bytes, live_state_bytes, margin, scratch_bytes
+from kakera.plan.spec import ModelSpec
+
+INT2 = KvFormat("int2")
+STATE_27B = 48 * 48 * 128 * 128  # values: 48 layers of 48 heads of 128 x 128
+CONV_27B = 48 * 3 * 10240
+
+
+def test_live_state_of_the_27b(spec_27b: ModelSpec) -> None:
+    assert live_state_bytes(spec_27b, "cpu") == 4 * STATE_27B + 4 * CONV_27B
+    assert live_state_bytes(spec_27b, "cuda") == 4 * STATE_27B + 2 * CONV_27B  # 153.9 MB, as other engines report
+    assert live_state_bytes(spec_27b, "cuda", 2) == live_state_bytes(spec_27b, "cuda") // 2
+
+
+def test_checkpoint_of_the_27b(spec_27b: ModelSpec) -> None:
+    window = 4 * 64 * 32768 * 2  # four pages of K and V in 16 bit
+    assert checkpoint_bytes(spec_27b, INT2, "fp16", "cuda") == 2 * STATE_27B + 4 * CONV_27B + window + 5120 * 2
+    assert checkpoint_bytes(spec_27b, INT2, "fp32", "cpu") == 4 * STATE_27B + 4 * CONV_27B + window + 5120 * 4
+
+
+def test_dense_kv_needs_no_window_in_a_checkpoint(spec_27b: ModelSpec) -> None:
+    assert checkpoint_bytes(spec_27b, KvFormat("bf16"), "fp16", "cuda") == 2 * STATE_27B + 4 * CONV_27B + 5120 * 2
+
+
+def test_model_without_gdn_has_no_state() -> None:
+    spec = ModelSpec.from_config(
+        {
+            "model_type": "qwen3",
+            "vocab_size": 1000,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+        }
+    )
+    assert live_state_bytes(spec, "cpu") == 0
+    assert checkpoint_bytes(spec, KvFormat("bf16"), "fp32", "cpu") == 128 * 4
+
+
+def test_scratch_knows_no_context_and_grows_with_the_chunk(spec_27b: ModelSpec) -> None:
+    assert "context" not in inspect.signature(scratch_bytes).parameters
+    small, large = (scratch_bytes(spec_27b, INT2, chunk, 8, "cuda", 2) for chunk in (2048, 8192))
+    assert small < large < 4 * small
+    assert scratch_bytes(spec_27b, INT2, 2048, 8, "cuda", 2) < scratch_bytes(spec_27b, INT2, 2048, 8, "cuda", 1)
+
+
+def test_margin_keeps_a_12_gb_card_below_the_line_where_it_spills() -> None:
+    assert 12227 * sizes.MIB - margin(12227 * sizes.MIB) < 11830 * sizes.MIB
