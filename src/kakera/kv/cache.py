@@ -1,0 +1,240 @@
+"""KVCache: the paged keys and values of all full-attention layers of one model, and attention over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kakera.errors import UsageError
+from kakera.kv.attention import DECODE_PIECE, attend_prefill, attend_token
+from kakera.kv.pages import create_pool
+from kakera.kv.recent import RecentStore, fill_window
+from kakera.kv.rotation import Rotation
+from kakera.model.batch import Batch, CheckpointTensors, Span
+from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.spec import ModelSpec
+
+
+@dataclass(frozen=True)
+class KvBytes:
+    """What a KVCache holds, in bytes. `pages`, `ring` + `sink` are what KvFormat predicts; scratch has a fixed size."""
+
+    pages: int
+    ring: int
+    sink: int
+    rotation: int
+    scratch: int
+
+
+class _Token(NamedTuple):
+    """One token of a decode span: its row in the batch and its position in the sequence."""
+
+    span: Span
+    row: int
+    position: int
+
+
+class KVCache:
+    """Pages, 16-bit sinks and windows, and the rotated frame they live in.
+
+    `layer` in every method counts the full-attention layers. A query at position q reads the key at position p in
+    16 bit if p < 64 or p // 64 >= q // 64 - R, and from INT2 otherwise. Prefill spans give the same bits for any
+    chunking on the 64 grid, alone or batched, cold or restored. Decode spans go token by token: a row's bits do not
+    depend on its batch or on how many tokens it carries.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        fmt: KvFormat,
+        pages: int,
+        slots: int,
+        rotation: Rotation | None = None,
+        device: torch.device | str = "cpu",
+    ):
+        """`rotation` None: Hadamard for int2. Raises UsageError for a format that this model can not use."""
+        fmt.check(spec.head_dim)
+        if rotation is not None and not fmt.windowed:
+            raise UsageError(f"--rotation: the {fmt.codec} cache is exact and takes no rotation; use --kv int2")
+        self._spec, self._fmt = spec, fmt
+        self._device = torch.device(device)
+        self._pool = create_pool(spec, fmt, pages, DECODE_PIECE, self._device)
+        self._window_pages = fmt.window_pages if fmt.windowed else 0
+        self._recent = RecentStore(spec, fmt, slots, self._device) if fmt.windowed else None
+        self._rotation: Rotation | None = None
+        if fmt.windowed:
+            self._rotation = (rotation or Rotation.hadamard(spec)).to(self._device)
+            self._centres_L2KD = torch.stack((self._rotation.k.centre_LKD, self._rotation.v.centre_LKD), 1)
+
+    def attend(self, layer: int, batch: Batch, q_TQD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        """Store the batch's keys and values and return its attention, [T, heads, D] in q's dtype, before the gate.
+
+        q, k, v are after RoPE, in the model's own frame. Prefill spans start on a page border, decode spans have at
+        most 64 tokens; ValueError otherwise. Fills the window of every save point.
+        """
+        kv_T2KD = torch.stack((k_TKD, v_TKD), 1).float()
+        if self._rotation is not None:
+            kv_T2KD -= self._centres_L2KD[layer]
+        scaled_TQD = q_TQD.float() * self._spec.head_dim**-0.5
+        o_TQD = torch.empty_like(scaled_TQD)
+        if batch.decode:
+            self._decode(layer, batch.decode, scaled_TQD, kv_T2KD, o_TQD)
+        for span in batch.prefill:
+            o_TQD[span.rows] = self._prefill(layer, span, scaled_TQD[span.rows], kv_T2KD[span.rows])
+        if self._rotation is not None:
+            o_TQD += self._centres_L2KD[layer, 1].repeat_interleave(self._spec.group, 0)
+        return o_TQD.to(q_TQD.dtype)
+
+    def _prefill(self, layer: int, span: Span, q_NQD: Tensor, kv_N2KD: Tensor) -> Tensor:
+        """All matrix products have the shape of one page of one model, so that bits do not depend on the chunk."""
+        if span.start % PAGE_TOKENS:
+            raise ValueError(f"a prefill segment starts at {span.start}, which is not a multiple of {PAGE_TOKENS}")
+        first, last = span.start // PAGE_TOKENS, (span.end - 1) // PAGE_TOKENS
+        heads, dim = self._spec.kv_heads, self._spec.head_dim
+        q_PKMD = _to_pages(torch.unflatten(q_NQD, 1, (heads, -1)), last - first + 1).flatten(2, 3)
+        kv_P2KND = _to_pages(kv_N2KD, last - first + 1)
+        if self._rotation is not None:
+            for q_KMD, (k_KND, v_KND) in zip(q_PKMD, kv_P2KND, strict=True):
+                q_KMD.copy_(self._rotation.k.turn(layer, q_KMD))
+                k_KND.copy_(self._rotation.k.turn(layer, k_KND))
+                v_KND.copy_(self._rotation.v.turn(layer, v_KND))
+        kv_P2KND = kv_P2KND.to(self._pool.dtype)
+        band_first, band_P2KND = self._band(layer, span.slot, first, kv_P2KND)
+        self._pool.write_pages(layer, span.pages[first : last + 1], kv_P2KND)
+        sink_2KND = None
+        if self._recent is not None:
+            self._recent.write_pages(layer, span.slot, first, kv_P2KND)
+            sink_2KND = self._recent.sink_rows(layer, span.slot)
+            for save in span.saves:
+                end = save.position // PAGE_TOKENS
+                start = max(0, end - self._window_pages)
+                fill_window(save.into, layer, band_P2KND[start - band_first : end - band_first])
+        o_PKMD = attend_prefill(self._pool, layer, span.pages, first, q_PKMD, band_P2KND, self._window_pages, sink_2KND)
+        if self._rotation is not None:
+            for o_KMD in o_PKMD:
+                o_KMD.copy_(self._rotation.v.turn_back(layer, o_KMD))
+        o_PKGND = o_PKMD.view(-1, heads, self._spec.group, PAGE_TOKENS, dim)
+        return o_PKGND.permute(0, 3, 1, 2, 4).reshape(-1, self._spec.heads, dim)[: span.count]
+
+    def _band(self, layer: int, slot: int, first: int, kv_P2KND: Tensor) -> tuple[int, Tensor]:
+        """The segment's pages behind the R pages before it, from the ring; and the page at which this band begins.
+
+        Must run before the ring is written: a long segment overwrites what its own first pages still need.
+        """
+        band_first = max(0, first - self._window_pages)
+        if self._recent is None or band_first == first:
+            return first, kv_P2KND
+        return band_first, torch.cat((self._recent.read_pages(layer, slot, band_first, first - 1), kv_P2KND))
+
+    def _decode(self, layer: int, spans: Sequence[Span], q_TQD: Tensor, kv_T2KD: Tensor, o_TQD: Tensor) -> None:
+        """Token by token where products are concerned, all tokens at once where arithmetic is elementwise."""
+        tokens = [_Token(span, span.offset + i, span.start + i) for span in spans for i in range(span.count)]
+        queries, turned = [], []
+        for span, row, _ in tokens:
+            if span.count > PAGE_TOKENS:
+                raise ValueError(f"a decode row carries {span.count} tokens; at most {PAGE_TOKENS} are allowed")
+            q_KGD, kv_2KD = q_TQD[row].view(self._spec.kv_heads, self._spec.group, -1), kv_T2KD[row]
+            if self._rotation is not None:
+                k_K1D, v_K1D = kv_2KD.unsqueeze(2)
+                kq_KMD = self._rotation.k.turn(layer, torch.cat((k_K1D, q_KGD), 1))
+                q_KGD = kq_KMD[:, 1:]
+                kv_2KD = torch.stack((kq_KMD[:, 0], self._rotation.v.turn(layer, v_K1D).squeeze(1)))
+            queries.append(q_KGD)
+            turned.append(kv_2KD)
+        self._write_tokens(layer, tokens, torch.stack(turned).to(self._pool.dtype))
+        for token, q_KGD in zip(tokens, queries, strict=True):
+            history, recent_2KND = self._keys_of(layer, token)
+            o_KGD = attend_token(self._pool, layer, history, q_KGD, recent_2KND)
+            if self._rotation is not None:
+                o_KGD = self._rotation.v.turn_back(layer, o_KGD)
+            o_TQD[token.row] = o_KGD.flatten(0, 1)
+
+    def _write_tokens(self, layer: int, tokens: Sequence[_Token], kv_T2KD: Tensor) -> None:
+        ids_T = torch.stack([token.span.pages[token.position // PAGE_TOKENS] for token in tokens])
+        offsets_T = torch.tensor([token.position % PAGE_TOKENS for token in tokens], device=self._device)
+        self._pool.write_tokens(layer, ids_T, offsets_T, kv_T2KD)
+        if self._recent is None:
+            return
+        for token, kv_2KD in zip(tokens, kv_T2KD, strict=True):
+            self._recent.write_token(layer, token.span.slot, token.position, kv_2KD)
+        for span in {token.span.slot: token.span for token in tokens}.values():
+            for save in span.saves:
+                self._recent.save_window_of(layer, span.slot, save.into)
+
+    def _keys_of(self, layer: int, token: _Token) -> tuple[Tensor, Tensor]:
+        """What a query reads: the page ids of its history, and float32 rows of everything newer."""
+        page, offset = divmod(token.position, PAGE_TOKENS)
+        table = token.span.pages
+        if self._recent is None:
+            own_2KND = self._pool.read(layer, table[page : page + 1])
+            return table[:page], own_2KND[:, :, : offset + 1]
+        history = table[1 : max(1, page - self._window_pages)]
+        return history, self._recent.token_rows(layer, token.span.slot, token.position)
+
+    def read_pages(self, ids: Sequence[int]) -> tuple[Tensor, ...]:
+        """Copies of pages, all layers: tensors with the page axis at dimension 1, on the cache's device."""
+        index = torch.tensor(ids, dtype=torch.int64, device=self._device)
+        return tuple(pool.index_select(1, index) for pool in self._pool.tensors())
+
+    def write_pages(self, ids: Sequence[int], pages: Sequence[Tensor]) -> None:
+        """Put back what `read_pages` gave, under other ids if need be."""
+        index = torch.tensor(ids, dtype=torch.int64, device=self._device)
+        for pool, values in zip(self._pool.tensors(), pages, strict=True):
+            pool.index_copy_(1, index, values.to(self._device))
+
+    def new_window(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Zeroed `window_k`, `window_v` for a CheckpointTensors, on the cache's device; None for dense codecs."""
+        if self._recent is None:
+            return None, None
+        spec = self._spec
+        shape = (len(spec.full_layers), self._window_pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
+        return tuple(torch.zeros(shape, dtype=self._pool.dtype, device=self._device) for _ in range(2))  # type: ignore[return-value]
+
+    def save_window(self, slot: int, checkpoint: CheckpointTensors) -> None:
+        """Fill `checkpoint.window_k/v` with the R pages before its position, which must still be in the slot's ring:
+        at most 64 tokens may have been stored since. Nothing to do for dense codecs."""
+        if self._recent is not None:
+            self._recent.save_window(slot, checkpoint)
+
+    def load_window(self, slot: int, checkpoint: CheckpointTensors) -> None:
+        """Make the slot continue at `checkpoint.position`. Nothing to do for dense codecs."""
+        if self._recent is not None:
+            self._recent.load_window(slot, checkpoint)
+
+    def save_sink(self, slot: int) -> Tensor:
+        """A copy of the slot's sink page, [full layers, 2 (K, V), kv_heads, 64, D] bf16; empty for dense codecs."""
+        return torch.empty(0) if self._recent is None else self._recent.sink[:, slot].clone()
+
+    def load_sink(self, slot: int, sink: Tensor) -> None:
+        """Put a saved sink page into a slot. Nothing to do for dense codecs."""
+        if self._recent is not None:
+            self._recent.sink[:, slot] = sink.to(self._device)
+
+    def bytes(self) -> KvBytes:
+        """What is held now, by purpose."""
+        recent = self._recent
+        frames = (self._rotation.k, self._rotation.v) if self._rotation else ()
+        return KvBytes(
+            pages=_bytes(self._pool.tensors()),
+            ring=_bytes((recent.ring,)) if recent else 0,
+            sink=_bytes((recent.sink,)) if recent else 0,
+            rotation=_bytes([tensor for frame in frames for tensor in frame.tensors()]),
+            scratch=_bytes(self._pool.scratch()) + (_bytes(recent.scratch()) if recent else 0),
+        )
+
+
+def _to_pages(x_NAD: Tensor, pages: int) -> Tensor:
+    """Tokens of a segment [N, ..., D] to whole pages [P, ..., 64, D], zeros behind the last token."""
+    padded = x_NAD.new_zeros(pages * PAGE_TOKENS, *x_NAD.shape[1:])
+    padded[: len(x_NAD)] = x_NAD
+    return torch.unflatten(padded, 0, (pages, PAGE_TOKENS)).movedim(1, -2).contiguous()
+
+
+def _bytes(tensors: Sequence[Tensor]) -> int:
+    """Bytes of distinct storages: an expanded tensor counts what it takes, one shared by two names counts once."""
+    storages = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(storages.values())

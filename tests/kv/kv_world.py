@@ -1,0 +1,171 @@
+"""Shared by the tests of kv/: small model shapes, random sequences, a driver that feeds a KVCache, and the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kakera.kv import codec
+from kakera.kv.cache import KVCache
+from kakera.kv.rotation import Rotation
+from kakera.model.batch import Batch, CheckpointTensors, Save, Span
+from kakera.plan.kv_format import KvFormat
+from kakera.plan.spec import ModelSpec
+
+PAGE = 64
+
+
+def make_spec(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, full: int = 2) -> ModelSpec:
+    """A plain model of `full` attention layers with a GDN-free layer list."""
+    return ModelSpec(
+        model_type="qwen3",
+        vocab=16,
+        hidden=heads * head_dim,
+        intermediate=16,
+        layers=("full",) * full,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        rotary_dim=head_dim,
+        rope_theta=1e4,
+        max_positions=1 << 20,
+        rms_eps=1e-6,
+        gated=False,
+        norm_offset=0.0,
+        tied=True,
+        mtp_layers=0,
+        gdn=None,
+        eos=(),
+    )
+
+
+@dataclass
+class Sequence_:
+    """One request's queries, keys and values per layer, its slot and its page table."""
+
+    q: Tensor  # [L, T, Q, D]
+    k: Tensor  # [L, T, K, D]
+    v: Tensor
+    slot: int
+    pages: Tensor
+
+
+def make_sequence(spec: ModelSpec, tokens: int, seed: int, pages: Sequence[int], slot: int = 0) -> Sequence_:
+    generator = torch.Generator().manual_seed(seed)
+    layers, dim = len(spec.full_layers), spec.head_dim
+
+    def normal(heads: int) -> Tensor:
+        return torch.randn(layers, tokens, heads, dim, generator=generator)
+
+    q, k, v = normal(spec.heads) * 2, normal(spec.kv_heads), normal(spec.kv_heads)
+    return Sequence_(q, k + 0.5, v, slot, torch.tensor(pages[: -(-tokens // PAGE)], dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tokens start .. end - 1 of a sequence in one pass."""
+
+    sequence: Sequence_
+    start: int
+    end: int
+    saves: tuple[CheckpointTensors, ...] = ()
+
+
+def run(cache: KVCache, prefill: Sequence[Part] = (), decode: Sequence[Part] = ()) -> list[Tensor]:
+    """One pass over all layers; the outputs [L, tokens, Q, D] of each part, decode parts first."""
+    parts, spans, offset = [*decode, *prefill], [], 0
+    for part in parts:
+        saves = tuple(Save(into) for into in part.saves)
+        sequence = part.sequence
+        spans.append(Span(offset, part.end - part.start, part.start, sequence.slot, sequence.pages, saves))
+        offset += part.end - part.start
+    positions = torch.cat([torch.arange(part.start, part.end) for part in parts])
+    batch = Batch(
+        torch.zeros_like(positions),
+        positions,
+        tuple(spans[: len(decode)]),
+        tuple(spans[len(decode) :]),
+        torch.empty(0, dtype=torch.int64),
+    )
+    outputs = []
+    for layer in range(parts[0].sequence.q.shape[0]):
+        q, k, v = (
+            torch.cat([getattr(part.sequence, name)[layer, part.start : part.end] for part in parts]) for name in "qkv"
+        )
+        outputs.append(cache.attend(layer, batch, q, k, v))
+    stacked = torch.stack(outputs)
+    return [stacked[:, span.rows] for span in spans]
+
+
+def prefill(cache: KVCache, sequence: Sequence_, cuts: Sequence[int]) -> Tensor:
+    """Feed the whole sequence in segments that end at `cuts` (the last cut is its length)."""
+    starts = [0, *cuts[:-1]]
+    return torch.cat([run(cache, [Part(sequence, a, b)])[0] for a, b in zip(starts, cuts, strict=True)], 1)
+
+
+def decode_from(cache: KVCache, sequence: Sequence_, start: int, tokens_per_row: int = 1) -> Tensor:
+    length, outputs = sequence.q.shape[1], []
+    for position in range(start, length, tokens_per_row):
+        outputs += run(cache, decode=[Part(sequence, position, min(length, position + tokens_per_row))])
+    return torch.cat(outputs, 1)
+
+
+def new_checkpoint(cache: KVCache, position: int) -> CheckpointTensors:
+    window_k, window_v = cache.new_window()
+    return CheckpointTensors(position, None, None, window_k, window_v, None)
+
+
+def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Sequence_, rotation: Rotation | None = None) -> Tensor:
+    """Attention in float64 with the precision rule applied to each (query, key) pair by position. [L, T, Q, D]."""
+    layers, tokens = sequence.q.shape[:2]
+    out = torch.empty(layers, tokens, spec.heads, spec.head_dim, dtype=torch.float64)
+    rotation = rotation or (Rotation.hadamard(spec) if fmt.windowed else None)
+    position = torch.arange(tokens)
+    query, key = position[:, None], position[None, :]
+    exact = (key < PAGE) | (key // PAGE >= query // PAGE - fmt.window_pages)
+    for layer in range(layers):
+        for head in range(spec.heads):
+            kv_head = head // (spec.heads // spec.kv_heads)
+            q = sequence.q[layer, :, head].double()
+            k = sequence.k[layer, :, kv_head].double()
+            v = sequence.v[layer, :, kv_head].double()
+            turn_k = turn_v = torch.eye(spec.head_dim, dtype=torch.float64)
+            centre_k = centre_v = torch.zeros(spec.head_dim, dtype=torch.float64)
+            if rotation is not None:
+                turn_k, centre_k = (x[layer, kv_head].double() for x in (rotation.k.dense(), rotation.k.centre_LKD))
+                turn_v, centre_v = (x[layer, kv_head].double() for x in (rotation.v.dense(), rotation.v.centre_LKD))
+            q, k, v = q @ turn_k, (k - centre_k) @ turn_k, (v - centre_v) @ turn_v
+            fine_k, coarse_k = _two_precisions(fmt, k, codec.CLIP_K)
+            fine_v, coarse_v = _two_precisions(fmt, v, codec.CLIP_V)
+            logits = torch.where(exact, q @ fine_k.T, q @ coarse_k.T) / spec.head_dim**0.5
+            p = logits.masked_fill(key > query, float("-inf")).softmax(-1)
+            mixed = (p * exact) @ fine_v + (p * ~exact) @ coarse_v
+            out[layer, :, head] = mixed @ turn_v.T + centre_v
+    return out
+
+
+def _two_precisions(fmt: KvFormat, x: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    if fmt.codec == "fp32":
+        return x, x
+    fine = x.float().bfloat16()
+    if fmt.codec == "bf16":
+        return fine.double(), fine.double()
+    return fine.double(), _reference_int2(fine.double(), clip, fmt.group)
+
+
+def _reference_int2(x: Tensor, clip: float, group: int) -> Tensor:
+    """The 2-bit quantiser value by value, written from its definition."""
+    out = torch.empty_like(x)
+    for row, line in enumerate(x):
+        magnitudes = line.abs().sort().values
+        tau = magnitudes[min(int(clip * len(line)), len(line) - 1)]
+        clipped = line.clamp(-tau, tau)
+        for start in range(0, len(line), group):
+            part = clipped[start : start + group]
+            step = ((part.max() - part.min()) / 3).half().double()
+            low = part.min().half().double()
+            out[row, start : start + group] = ((part - low) / step + 0.5).floor().clamp(0, 3) * step + low
+    return out
