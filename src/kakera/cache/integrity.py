@@ -34,13 +34,12 @@ def _check_pages(cache: PrefixCache, nodes: list[Node]) -> None:
 
 
 def _check_users(cache: PrefixCache, nodes: list[Node]) -> None:
-    """Locks are the live requests' paths; a lease's table shows the tree's page wherever it owns none."""
+    """Locks are the live requests' paths; a lease's table shows the tree's pages first, then its own."""
     users = Counter(id(node) for lease in cache.leases for node in lease.path)
     assert all(node.users == users[id(node)] for node in nodes), "locks without users, or users without locks"
     assert set(users) <= {id(node) for node in nodes}, "a request stands on a removed node"
     for lease in cache.leases:
-        for depth, page in enumerate(lease.pages):
-            assert page in lease.owned or lease.path[depth].device == page, "a page table points astray"
+        assert lease.pages[: len(lease.path)] == [node.device for node in lease.path], "a page table points astray"
 
 
 def _check_paths(cache: PrefixCache, nodes: list[Node]) -> None:

@@ -12,19 +12,22 @@ from kakera.cache.tree import Node
 class Lease:
     """`pages[i]` is the device page of positions 64 i .. 64 i + 63.
 
-    `path` are the locked tree nodes of the pages completed so far. A page in `owned` belongs to this request alone:
-    it is not complete yet, or the tree had the same page already. All others belong to the tree.
+    `path` are the locked tree nodes of the pages completed so far: the tree owns those. The pages after them belong
+    to this request alone, which writes them.
     """
 
     salt: bytes
     slot: int
     path: list[Node]
     pages: list[int]
-    owned: set[int]
     restored: Checkpoint | None = None  # pinned until the restoring step is committed
     rolling: Checkpoint | None = None  # the newest one, pinned while the request runs
     reserved: list[Checkpoint] = field(default_factory=list)  # being saved by the plan in flight
     sink: Sink | None = None  # being saved by the plan in flight
+
+    @property
+    def owned(self) -> list[int]:
+        return self.pages[len(self.path) :]
 
     def pins(self) -> list[Checkpoint]:
         return [record for record in (self.restored, self.rolling) if record is not None]

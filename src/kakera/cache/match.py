@@ -69,11 +69,11 @@ def _reason(
 ) -> MissReason:
     if usable == limit:
         return "" if limit else "shorter than a page"
+    if len(shared) < limit and tree.was_removed(salt, shared, keys[len(shared)]):
+        return "evicted pages"
     if len(shared) > usable:
         lost = any(node.lost_checkpoint for node in shared[usable:])
         return "evicted checkpoint" if lost else "no checkpoint on the shared prefix"
-    if tree.was_removed(salt, shared, keys[len(shared)]):
-        return "evicted pages"
     if not shared:
         return "cold"
     return "diverged" if shared[-1].children else ""

@@ -87,7 +87,7 @@ class PrefixCache:
         self._promote(asleep)
         owned = [self.device.take() for _ in range(pages - len(held))]
         table = [node.device for node in held if node.device is not None] + owned
-        lease = Lease(match.salt, slot, list(held), table, set(owned), restored=match.checkpoint)
+        lease = Lease(match.salt, slot, list(held), table, restored=match.checkpoint)
         self.leases.add(lease)
         self._prepare(lease, match.position)
         return lease
@@ -105,9 +105,7 @@ class PrefixCache:
         if self.available == 0:
             return False
         self._free_device(1)
-        page = self.device.take()
-        lease.pages.append(page)
-        lease.owned.add(page)
+        lease.pages.append(self.device.take())
         return True
 
     def release(self, lease: Lease) -> None:
@@ -156,6 +154,10 @@ class PrefixCache:
     def extend(self, lease: Lease, keys: Sequence[bytes], complete: int) -> None:
         """Put the request's pages up to number `complete` into the tree: others can match them from now on.
 
+        If the tree has such a page on the device already, the request goes on with that one and its own is free:
+        equal tokens mean equal contents, which is what a prefix hit relies on anyway. Keeping both would hold twice
+        the memory for as long as the request runs.
+
         The step that restored the request's checkpoint is over, so that one is no longer pinned.
         """
         if lease.restored is not None:
@@ -167,9 +169,11 @@ class PrefixCache:
             self.tree.lock((node,))
             lease.path.append(node)
             if node.device is None:
-                lease.owned.remove(lease.pages[i])
                 self.tree.place(node, lease.pages[i])
                 self._drop_host_page(node)
+            else:
+                self.device.give(lease.pages[i])
+                lease.pages[i] = node.device
 
     def publish(self, lease: Lease) -> None:
         """The step saved what was reserved: attach it to the nodes where the request stands, which must be extended."""

@@ -1,0 +1,106 @@
+"""Admission: from the queue to a slot, as one transaction: match, pin, evict, promote, allocate, or nothing at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from kakera.cache.match import Match
+from kakera.cache.prefix import PrefixCache
+from kakera.schedule.limits import Limits
+from kakera.schedule.queue import WaitingQueue
+from kakera.schedule.running import Running
+from kakera.schedule.saves import choose_saves
+from kakera.schedule.sequence import Sequence
+from kakera.schedule.step import PAGE
+
+_LOOK_AHEAD = 32  # requests considered in a step: each costs a walk through the tree
+_BRANCH_GAIN = 256  # tokens that a further checkpoint must spare the waiting request
+
+
+class Admission:
+    def __init__(self, limits: Limits, cache: PrefixCache, clock: Callable[[], float]) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.clock = clock
+
+    def admit(self, waiting: WaitingQueue, running: Running) -> None:
+        """Start requests in order of arrival while slots and pages last.
+
+        A request that does not fit blocks those behind it, or it might wait for ever. One that waits for another's
+        checkpoint blocks nobody.
+        """
+        for sequence in islice(waiting, _LOOK_AHEAD):
+            if running.slots.free == 0:
+                return
+            match = self._match(sequence)
+            if self._is_worth_waiting(sequence, match, running):
+                continue
+            if not self._start(sequence, match, running):
+                return
+            waiting.pop(sequence.id)
+
+    def _match(self, sequence: Sequence) -> Match:
+        salt = sequence.request.salt
+        if sequence.wants_echo:
+            return Match(salt, reason="not used")
+        return self.cache.match(sequence.keys, salt, len(sequence.tokens))
+
+    def _start(self, sequence: Sequence, match: Match, running: Running) -> bool:
+        """Pages for all known tokens and one more, unless that is more than the pool has.
+
+        One page is left for each running request: without that a preempted request would come back at once, take
+        the page it was preempted for, and be preempted again.
+        """
+        count = len(sequence.tokens)
+        pages = min(count // PAGE + 1, self.limits.pages)
+        slot = running.slots.take()
+        lease = self.cache.acquire(match, pages, slot, headroom=len(running))
+        if lease is None:
+            running.slots.give(slot)
+            return False
+        self._count(sequence, match)
+        sequence.start(lease, match, self.clock())
+        if self.cache.can_save:
+            sequence.saves = choose_saves(
+                count, match.position, sequence.request.boundaries, match.kv_position, self.limits.grid
+            )
+        running.add(sequence)
+        return True
+
+    def _is_worth_waiting(self, sequence: Sequence, match: Match, running: Running) -> bool:
+        """A running prefill is about to save a checkpoint on this request's path, deeper than what is cached.
+
+        It is ahead on the same tokens, so waiting loses nothing. It ends when that prefill passes the point, or is
+        preempted, or fails: the wait is bounded by work that would have to be done anyway. If the two part far behind
+        the last save point, the other saves there too: a branch seen before it exists.
+        """
+        if sequence.wants_echo or not self.cache.can_save:
+            return False
+        limit = (len(sequence.tokens) - 1) // PAGE * PAGE
+        for other in running.prefilling():
+            if other.request.salt != sequence.request.salt:
+                continue
+            shared = min(limit, _shared_tokens(sequence, other))
+            best = max((position for position, _ in other.saves if position <= shared), default=match.position)
+            if shared - max(best, match.position, other.computed) >= _BRANCH_GAIN:
+                other.add_save(shared, "branch")
+                best = shared
+            if best > match.position:
+                return True
+        return False
+
+    def _count(self, sequence: Sequence, match: Match) -> None:
+        counters = self.cache.counters
+        counters["admissions"] += 1
+        if sequence.admitted_at is None:
+            counters["prompt_tokens"] += sequence.prompt_tokens
+            counters["cached_tokens"] += match.position
+            counters[f"miss: {match.reason}" if match.reason else "full_hits"] += 1
+
+
+def _shared_tokens(one: Sequence, other: Sequence) -> int:
+    """Tokens of the complete pages that two sequences have in common."""
+    pairs = zip(one.keys, other.keys, strict=False)
+    pages = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one.keys), len(other.keys)))
+    return pages * PAGE

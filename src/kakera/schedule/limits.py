@@ -1,0 +1,47 @@
+"""Limits: the sizes within which the scheduler works. Derived from the Plan; nothing mutates it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kakera.errors import RequestRefused
+from kakera.plan.plan import Plan
+from kakera.schedule.request import Request
+from kakera.schedule.step import PAGE
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Tokens, pages and requests, except where a unit is named."""
+
+    context: int  # longest request, prompt + completion
+    pages: int  # device pages in the pool
+    slots: int  # running requests
+    chunk: int  # most prefill tokens in one step
+    max_waiting: int = 256
+    target_seconds: float = 0.25  # between two tokens of a running stream, prefill of others included
+    grid: int = 8192  # a checkpoint each so many tokens where the text offers no better place
+
+    @staticmethod
+    def of(plan: Plan, max_waiting: int = 256) -> Limits:
+        return Limits(plan.context, plan.pages, plan.slots, plan.chunk, max_waiting)
+
+    def check(self, request: Request) -> None:
+        """Refuse now what could never run. Raises RequestRefused (400, context_length_exceeded)."""
+        count = len(request.tokens)
+        param = "messages" if request.boundaries else "prompt"
+        if count == 0:
+            raise RequestRefused("the prompt is empty: give at least one token", param=param)
+        if min(request.tokens) < 0 or max(request.tokens) >= 2**31:
+            raise RequestRefused("the prompt holds a token id below 0 or above 2147483647", param=param)
+        needed = count + min(1, request.sampling.max_tokens)
+        pool = self.pages * PAGE
+        if needed > min(self.context, pool):
+            limit = (
+                f"the context is {self.context} tokens" if self.context <= pool else f"the KV pool holds {pool} tokens"
+            )
+            raise RequestRefused(
+                f"the prompt has {count} tokens and needs room for an answer, but {limit}; shorten the prompt",
+                code="context_length_exceeded",
+                param=param,
+            )

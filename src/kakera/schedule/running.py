@@ -1,0 +1,37 @@
+"""Running: the requests that hold a slot, oldest first."""
+
+from __future__ import annotations
+
+from kakera.cache.pages import IdPool
+from kakera.schedule.sequence import Sequence
+
+
+class Running:
+    def __init__(self, slots: int) -> None:
+        self.slots = IdPool(slots)
+        self._running: dict[str, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._running
+
+    def get(self, request_id: str) -> Sequence | None:
+        return self._running.get(request_id)
+
+    def add(self, sequence: Sequence) -> None:
+        self._running[sequence.id] = sequence
+
+    def remove(self, sequence: Sequence, slot: int) -> None:
+        del self._running[sequence.id]
+        self.slots.give(slot)
+
+    def oldest_first(self) -> list[Sequence]:
+        return sorted(self._running.values(), key=lambda sequence: sequence.arrival)
+
+    def youngest(self) -> Sequence:
+        return max(self._running.values(), key=lambda sequence: sequence.arrival)
+
+    def prefilling(self) -> list[Sequence]:
+        return [sequence for sequence in self.oldest_first() if sequence.prefilling]

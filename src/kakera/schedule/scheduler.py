@@ -1,0 +1,217 @@
+"""Scheduler: which rows the next step computes. One plan in flight at a time: plan_step, execute, commit.
+
+Each step: decode rows first, then new admissions, then prompts up to a budget that keeps the streams fluent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kakera.cache.prefix import PrefixCache
+from kakera.errors import RequestRefused
+from kakera.schedule.admission import Admission
+from kakera.schedule.budget import PrefillBudget, divide
+from kakera.schedule.limits import Limits
+from kakera.schedule.queue import WaitingQueue
+from kakera.schedule.request import (
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    Progress,
+    PromptLogprobs,
+    Request,
+    Tokens,
+)
+from kakera.schedule.running import Running
+from kakera.schedule.sequence import Sequence
+from kakera.schedule.step import PAGE, Row, RowResult, StepPlan, StepResult
+
+
+class Scheduler:
+    def __init__(self, limits: Limits, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self.cache = cache
+        self.clock = clock
+        self.waiting = WaitingQueue()
+        self.running = Running(limits.slots)
+        self.admission = Admission(limits, cache, clock)
+        self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
+        self._in_flight: StepPlan | None = None
+        self._events: list[Event] = []
+        self._arrivals = 0
+        self._steps = 0
+        self._last_step_at = clock()
+
+    # What callers do
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises RequestRefused: 400 if it can never run or its id is taken, 429 if too many wait."""
+        self.limits.check(request)
+        if request.id in self.waiting or request.id in self.running:
+            raise RequestRefused(f"a request with the id {request.id!r} is not finished yet", code="duplicate_id")
+        if len(self.waiting) >= self.limits.max_waiting:
+            raise RequestRefused(
+                f"{len(self.waiting)} requests are waiting, which is the limit; try again in a few seconds",
+                status=429,
+                code="queue_full",
+            )
+        self._arrivals += 1
+        self.waiting.push(Sequence(request, self._arrivals, self.clock()))
+
+    def abort(self, request_id: str) -> None:
+        """End a request: now, or when the step in flight is committed. Unknown ids are ignored."""
+        if sequence := self.waiting.pop(request_id):
+            self._report_end(sequence, "abort")
+        elif sequence := self.running.get(request_id):
+            sequence.aborted = True
+            if self._in_flight is None:
+                self._end(sequence, "abort")
+
+    def take_events(self) -> list[Event]:
+        """Events since the last call (commit calls it). After an abort while idle they are waiting here."""
+        taken, self._events = self._events, []
+        return taken
+
+    # Planning
+
+    def plan_step(self) -> StepPlan | None:
+        """Decide the next step; None if there is nothing to compute. Commit it before planning again."""
+        assert self._in_flight is None, "plan_step before the last plan was committed"
+        running = len(self.running)
+        decode = [self._row(s, len(s.tokens)) for s in self.running.oldest_first() if s.decoding and self._has_page(s)]
+        if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
+            self.admission.admit(self.waiting, self.running)
+        prompts = self.running.prefilling()
+        shares = divide(self.budget.tokens(len(decode)), [s.target - s.computed for s in prompts], self._steps)
+        prefill = [self._row(s, s.computed + share) for s, share in zip(prompts, shares, strict=True) if share]
+        if not decode and not prefill:
+            return None
+        leases = [s.lease for row in decode + prefill if (s := self.running.get(row.request_id)) and s.lease]
+        after = tuple(action for lease in leases for action in self.cache.sink_action(lease))
+        self._steps += 1
+        self._in_flight = StepPlan(self._steps, self.cache.take_actions(), tuple(decode), tuple(prefill), after)
+        return self._in_flight
+
+    def _row(self, sequence: Sequence, end: int) -> Row:
+        lease, sampling = sequence.lease, sequence.request.sampling
+        assert lease is not None
+        saves = sequence.take_saves(end) if self.cache.can_save else []
+        return Row(
+            request_id=sequence.id,
+            slot=lease.slot,
+            tokens=tuple(sequence.tokens[sequence.computed : end]),
+            start=sequence.computed,
+            pages=tuple(lease.pages[: (end + PAGE - 1) // PAGE]),
+            sampling=sampling,
+            context=sequence.tokens,
+            prompt_tokens=sequence.prompt_tokens,
+            sample=end == len(sequence.tokens) and sampling.max_tokens > 0,
+            saves=self.cache.reserve(lease, saves),
+        )
+
+    def _has_page(self, sequence: Sequence) -> bool:
+        """A page for the next token: free, evicted, or taken from the youngest request. False if it was this one's own.
+
+        Only the youngest is ever preempted, so the oldest always finishes.
+        """
+        while sequence.lease is not None and len(sequence.lease.pages) * PAGE < len(sequence.tokens):
+            if self.cache.grow(sequence.lease):
+                break
+            if len(self.running) == 1:
+                self._end(sequence, "length")  # it fills the whole pool
+            else:
+                self._preempt(self.running.youngest())
+        return sequence.lease is not None
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Complete pages and the rolling checkpoint are cached already; coming back is an ordinary prefix hit."""
+        self._give_back(sequence)
+        self.waiting.push_back(sequence)
+        self.cache.counters["preemptions"] += 1
+
+    # Committing
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Event]:
+        """Take in what the plan's rows yielded; returns the events since the last commit."""
+        assert plan is self._in_flight and result.step == plan.step, "commit of a plan that is not in flight"
+        self._in_flight = None
+        self._last_step_at = self.clock()
+        self.budget.observe(sum(len(row.tokens) for row in plan.prefill), result.seconds)
+        results = {row.request_id: row for row in result.rows}
+        for row in plan.rows:
+            sequence = self.running.get(row.request_id)
+            assert sequence is not None
+            self._commit_row(sequence, row, results.get(row.request_id))
+        for sequence in self.running.oldest_first():
+            if sequence.aborted:
+                self._end(sequence, "abort")
+        return self.take_events()
+
+    def _commit_row(self, sequence: Sequence, row: Row, result: RowResult | None) -> None:
+        lease = sequence.lease
+        assert lease is not None
+        if result is None or result.error:
+            self.cache.forfeit(lease)
+            self._end(sequence, "error", result.error if result else "the runner returned nothing for this request")
+            return
+        tokens, reason = sequence.advance(row, result, self.limits.context)
+        self.cache.extend(lease, sequence.keys, sequence.computed // PAGE)
+        self.cache.publish(lease)
+        if not sequence.aborted:
+            self._report_row(sequence, tokens, reason, result)
+            if reason:
+                self._end(sequence, reason)
+
+    def _report_row(
+        self, sequence: Sequence, tokens: list[int], reason: FinishReason | None, result: RowResult
+    ) -> None:
+        if sequence.prefilling:
+            self._events.append(Progress(sequence.id, sequence.computed, sequence.target))
+            return
+        if sequence.wants_echo:
+            self._events.append(PromptLogprobs(sequence.id, tuple(sequence.prompt_logprobs)))
+            sequence.echoed = True
+        if tokens and sequence.first_token_at is None:
+            sequence.first_token_at = self.clock()
+        shown = tokens[:-1] if reason == "stop" else tokens
+        if shown:
+            self._events.append(Tokens(sequence.id, tuple(shown), result.logprobs[: len(shown)]))
+
+    def _end(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
+        self._give_back(sequence)
+        self._report_end(sequence, reason, message)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        lease = sequence.lease
+        assert lease is not None
+        self.cache.release(lease)
+        self.running.remove(sequence, lease.slot)
+        sequence.stop()
+
+    def _report_end(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
+        stop = sequence.tokens[-1] if reason == "stop" else None
+        code = "engine_error" if reason == "error" else ""
+        usage = sequence.usage(self.clock())
+        self._events.append(Finished(sequence.id, reason, usage, stop, message, code))
+        self.cache.counters[f"finished: {reason}"] += 1
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            running=len(self.running),
+            waiting=len(self.waiting),
+            pages_free=self.cache.available,
+            pages_total=self.limits.pages,
+            slots_free=self.running.slots.free,
+            slots_total=self.limits.slots,
+            host_bytes_used=self.cache.host.used,
+            host_bytes_total=self.cache.host.limit,
+            steps=self._steps,
+            last_step_at=self._last_step_at,
+            counters={
+                **self.cache.counters,
+                "pages_cached": self.cache.tree.unlocked,
+                "checkpoints": len(self.cache.checkpoints.published),
+            },
+        )

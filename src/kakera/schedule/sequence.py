@@ -1,0 +1,133 @@
+"""Sequence: one request's progress, from the queue to its last token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kakera.cache.checkpoints import Kind
+from kakera.cache.lease import Lease
+from kakera.cache.match import Match
+from kakera.cache.tree import page_keys
+from kakera.schedule.request import FinishReason, Request, TokenLogprob, Usage
+from kakera.schedule.step import PAGE, Row, RowResult
+
+
+@dataclass(eq=False)
+class Sequence:
+    """`tokens` are the prompt and what was generated; the first `computed` of them are in the KV cache and the state.
+
+    Until `target` tokens are computed the sequence prefills; then it decodes, and its last token is the only one not
+    computed. A preempted sequence prefills again, generated tokens included; `request` never changes.
+    """
+
+    request: Request
+    arrival: int
+    submitted_at: float
+    tokens: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    target: int = 0
+    computed: int = 0
+    lease: Lease | None = None
+    saves: list[tuple[int, Kind]] = field(default_factory=list)  # still ahead, ascending
+    cached_tokens: int = 0
+    miss_reason: str = ""
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    echoed: bool = False  # the prompt's log-probabilities were reported
+    aborted: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.tokens)
+        self.keys = page_keys(self.tokens)
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.request.tokens)
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def prefilling(self) -> bool:
+        return self.lease is not None and self.computed < self.target
+
+    @property
+    def decoding(self) -> bool:
+        return self.lease is not None and self.computed >= self.target
+
+    @property
+    def wants_echo(self) -> bool:
+        return self.request.sampling.prompt_logprobs is not None and not self.echoed
+
+    def start(self, lease: Lease, match: Match, now: float) -> None:
+        """Admitted: the state after `match.position` tokens is about to be in the slot."""
+        self.lease = lease
+        self.computed, self.target = match.position, len(self.tokens)
+        if self.admitted_at is None:
+            self.admitted_at = now
+            self.cached_tokens, self.miss_reason = match.position, match.explain()
+
+    def stop(self) -> None:
+        """Preempted or finished: nothing is held any more."""
+        self.lease = None
+        self.computed = self.target = 0
+        self.saves = []
+        if not self.echoed:
+            self.prompt_logprobs = []
+
+    def add_save(self, position: int, kind: Kind) -> None:
+        """One more save point ahead of what is computed; a multiple of PAGE."""
+        self.saves = sorted([save for save in self.saves if save[0] != position] + [(position, kind)])
+
+    def take_saves(self, end: int) -> list[tuple[int, Kind]]:
+        """The save points that a row ending at `end` passes. In decode every page border is one."""
+        passed = [save for save in self.saves if save[0] <= end]
+        self.saves = self.saves[len(passed) :]
+        if self.decoding and end % PAGE == 0:
+            passed.append((end, "rolling"))
+        return passed
+
+    def advance(self, row: Row, result: RowResult, context: int) -> tuple[list[int], FinishReason | None]:
+        """Take in what a row yielded: the tokens that count, and the reason if the sequence ends with them."""
+        decoding = self.decoding
+        known = len(self.tokens)
+        self.prompt_logprobs += result.prompt_logprobs if self.wants_echo else ()
+        reason: FinishReason | None = None
+        for token in result.tokens:
+            self.tokens.append(token)
+            reason = self._reason_to_stop(token, context)
+            if reason:
+                break
+        taken = self.tokens[known:]
+        self.computed = row.start + (len(taken) if decoding else len(row.tokens))
+        self.keys += page_keys(self.tokens, len(self.keys))
+        if self.computed == self.target == self.prompt_tokens and self.request.sampling.max_tokens == 0:
+            reason = "length"
+        return taken, reason
+
+    def _reason_to_stop(self, token: int, context: int) -> FinishReason | None:
+        sampling = self.request.sampling
+        if token in sampling.stop_token_ids and self.completion_tokens > sampling.min_tokens:
+            return "stop"
+        if self.completion_tokens >= sampling.max_tokens or len(self.tokens) >= context:
+            return "length"
+        return None
+
+    def usage(self, now: float) -> Usage:
+        admitted = self.admitted_at if self.admitted_at is not None else now
+        first = self.first_token_at if self.first_token_at is not None else now
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            miss_reason=self.miss_reason,
+            queue_seconds=admitted - self.submitted_at,
+            prefill_seconds=first - admitted,
+            decode_seconds=now - first,
+        )

@@ -1,0 +1,140 @@
+"""Drive a scheduler with the fake runner: submit, step, collect; checks integrity after every step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from fake_runner import VOCAB, FakeRunner, next_token
+
+from kakera.cache.host import CacheSizes
+from kakera.cache.prefix import PrefixCache
+from kakera.schedule.limits import Limits
+from kakera.schedule.request import Boundary, Event, Finished, PromptLogprobs, Request, Sampling, Tokens
+from kakera.schedule.scheduler import Scheduler
+from kakera.schedule.step import PAGE, StepPlan
+
+CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES = 100, 20, 5
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Driver:
+    """`host` is in checkpoints' worth of bytes."""
+
+    def __init__(
+        self, pages=256, slots=4, chunk=512, context=300_000, host=100, windowed=True, max_waiting=1000, seconds=None
+    ):
+        host_bytes = int(host * CHECKPOINT_BYTES)
+        self.cache = PrefixCache(CacheSizes(pages, host_bytes, CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES, windowed))
+        self.clock = Clock()
+        limits = Limits(context=context, pages=pages, slots=slots, chunk=chunk, max_waiting=max_waiting)
+        self.scheduler = Scheduler(limits, self.cache, self.clock)
+        self.runner = FakeRunner(self.cache, seconds or (lambda plan: 0.01))
+        self.plans: list[StepPlan] = []
+        self.text: dict[str, list[int]] = defaultdict(list)
+        self.finished: dict[str, Finished] = {}
+        self.echo: dict[str, tuple] = {}
+        self._serial = 0
+
+    def submit(self, tokens, max_tokens=4, id=None, boundaries=(), salt=b"", **sampling) -> str:
+        self._serial += 1
+        name = id or f"r{self._serial}"
+        self.scheduler.submit(
+            Request(name, tuple(tokens), Sampling(max_tokens=max_tokens, seed=1, **sampling), tuple(boundaries), salt)
+        )
+        return name
+
+    def step(self) -> bool:
+        """One step; False if there was nothing to do."""
+        plan = self.scheduler.plan_step()
+        self.cache.check_integrity()
+        if plan is None:
+            self.note(self.scheduler.take_events())
+            return False
+        self.plans.append(plan)
+        self.commit(plan)
+        return True
+
+    def commit(self, plan: StepPlan) -> None:
+        result = self.runner.execute(plan)
+        self.clock.now += result.seconds
+        self.note(self.scheduler.commit(plan, result))
+        self.cache.check_integrity()
+
+    def note(self, events: list[Event]) -> None:
+        for event in events:
+            assert event.request_id not in self.finished, "an event after the last one"
+            match event:
+                case Tokens():
+                    self.text[event.request_id] += event.tokens
+                case PromptLogprobs():
+                    assert event.request_id not in self.echo
+                    self.echo[event.request_id] = event.logprobs
+                case Finished():
+                    self.finished[event.request_id] = event
+
+    def run(self, most_steps=20_000) -> None:
+        for _ in range(most_steps):
+            if not self.step():
+                break
+        assert len(self.scheduler.waiting) == len(self.scheduler.running) == 0, "a request never ended"
+
+    def ask(self, tokens, **kwargs) -> Finished:
+        """Submit one request and run until everything is done."""
+        name = self.submit(tokens, **kwargs)
+        self.run()
+        return self.finished[name]
+
+    def cached(self, tokens, **kwargs) -> int:
+        return self.ask(tokens, **kwargs).usage.cached_tokens
+
+    def assert_idle_is_clean(self) -> None:
+        """Idle: nothing is held but the cache, and the cache can be evicted to the last page."""
+        for action in self.cache.take_actions():
+            self.runner.apply(action)
+        self.runner.check_stores()
+        assert self.scheduler.running.slots.free == self.scheduler.limits.slots
+        assert self.cache.available == self.cache.sizes.pages
+        assert not self.cache.leases and not self.cache.checkpoints.reserved
+        self.cache._free_device(self.cache.sizes.pages)
+        while record := self.cache.checkpoints.victim("message"):
+            self.cache._drop_checkpoint(record)
+        self.cache.check_integrity()
+        for action in self.cache.take_actions():
+            self.runner.apply(action)
+        self.runner.check_stores()
+        assert self.cache.host.used == 0 and self.cache.tree.size == 0
+
+
+def answer(prompt, max_tokens, stop=(), min_tokens=0) -> list[int]:
+    """What the fake model generates, computed without scheduler or cache; a stop token is not shown."""
+    tokens = list(prompt)
+    for done in range(max_tokens):
+        token = next_token(tuple(tokens))
+        if done < min_tokens:
+            while token in stop:
+                token = (token + 1) % VOCAB
+        if token in stop:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+def prose(count: int, seed: int = 0) -> tuple[int, ...]:
+    """`count` tokens of a text that differs from other seeds' everywhere."""
+    return tuple((seed * 7919 + i * 31 + i // 64) % 100_003 for i in range(count))
+
+
+def message_ends(*positions: int, system: int | None = None) -> list[Boundary]:
+    ends = [Boundary(position, "message") for position in positions]
+    return ([Boundary(system, "system")] if system is not None else []) + ends
+
+
+def floor64(tokens: int) -> int:
+    return tokens // PAGE * PAGE

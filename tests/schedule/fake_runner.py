@@ -1,0 +1,156 @@
+"""A runner that computes nothing but knows what pages, slots, checkpoints and sinks hold, as token prefixes.
+
+Every read is checked against the prefix that the row needs, so an action out of order, a page reused too early or a
+state saved at the wrong place fails the test at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kakera.cache.prefix import PrefixCache
+from kakera.schedule.request import TokenLogprob
+from kakera.schedule.step import (
+    PAGE,
+    Action,
+    DemotePages,
+    Drop,
+    PromotePages,
+    ResetSlot,
+    RestoreCheckpoint,
+    Row,
+    RowResult,
+    SaveSink,
+    StepPlan,
+    StepResult,
+)
+
+Prefix = tuple[int, ...]
+VOCAB = 1000
+
+
+def next_token(context: Prefix) -> int:
+    """What the fake model says: a function of the whole context, like greedy decoding."""
+    return hash(context) % VOCAB
+
+
+class FakeRunner:
+    def __init__(self, cache: PrefixCache, seconds: Callable[[StepPlan], float] = lambda plan: 0.01) -> None:
+        self.cache = cache
+        self.seconds = seconds
+        self.pages: dict[int, Prefix] = {}  # page -> all tokens up to the last one written into it
+        self.host_pages: dict[int, Prefix] = {}
+        self.states: dict[int, Prefix] = {}  # slot -> tokens in its recurrent state
+        self.sinks: dict[int, Prefix] = {}
+        self.slot_sinks: dict[int, Prefix] = {}
+        self.checkpoints: dict[int, Prefix] = {}
+        self.failing: set[str] = set()  # request ids whose next row fails
+        self.computed_tokens = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        for action in plan.before:
+            self.apply(action)
+        assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows in one slot"
+        self.check_exclusive_writes(plan)
+        results = tuple(self.run(row) for row in plan.rows)
+        for action in plan.after:
+            self.apply(action)
+        return StepResult(plan.step, results, self.seconds(plan))
+
+    def apply(self, action: Action) -> None:
+        match action:
+            case ResetSlot(slot):
+                self.states[slot] = ()
+                self.slot_sinks[slot] = ()
+            case RestoreCheckpoint(slot, checkpoint, position, sink):
+                state = self.checkpoints[checkpoint]
+                assert len(state) == position and position % PAGE == 0
+                self.states[slot] = state
+                if self.cache.sizes.windowed:
+                    assert sink is not None and self.sinks[sink] == state[:PAGE], "the sink of another prefix"
+                    self.slot_sinks[slot] = self.sinks[sink]
+            case SaveSink(slot, sink):
+                assert sink not in self.sinks
+                self.sinks[sink] = self.slot_sinks[slot]
+            case DemotePages(pairs):
+                for device, host in pairs:
+                    assert host not in self.host_pages, "demoted over a page that was not dropped"
+                    self.host_pages[host] = self.pages.pop(device)
+            case PromotePages(pairs):
+                for host, device in pairs:
+                    self.pages[device] = self.host_pages[host]
+            case Drop(checkpoints, sinks, host_pages):
+                for checkpoint in checkpoints:
+                    self.checkpoints.pop(checkpoint, None)  # a failed row never saved it
+                for sink in sinks:
+                    self.sinks.pop(sink, None)
+                for host in host_pages:
+                    del self.host_pages[host]
+
+    def check_exclusive_writes(self, plan: StepPlan) -> None:
+        written = [page for row in plan.rows for page in row.pages[row.start // PAGE :]]
+        assert len(written) == len(set(written)), "two rows write one page"
+        cached = {node.device for node in self.cache.tree.nodes()}
+        assert not cached.intersection(written), "a row writes a page of the tree"
+
+    def run(self, row: Row) -> RowResult:
+        end = row.start + len(row.tokens)
+        context = tuple(row.context)
+        assert row.tokens == context[row.start : end] and row.tokens and len(row.pages) == (end + PAGE - 1) // PAGE
+        assert self.states[row.slot] == context[: row.start], "the slot holds another prefix"
+        for i, page in enumerate(row.pages[: (row.start + PAGE - 1) // PAGE]):
+            assert self.pages[page] == context[: min((i + 1) * PAGE, row.start)], "a page holds another prefix"
+        if row.request_id in self.failing:
+            self.failing.remove(row.request_id)
+            self.states[row.slot] = (-1,)
+            return RowResult(row.request_id, error="told to fail")
+        for i in range(row.start // PAGE, len(row.pages)):
+            self.pages[row.pages[i]] = context[: min((i + 1) * PAGE, end)]
+        self.states[row.slot] = context[:end]
+        if row.start < PAGE:
+            self.slot_sinks[row.slot] = context[: min(end, PAGE)]
+        for save in row.saves:
+            assert row.start < save.position <= end and save.position % PAGE == 0
+            assert save.checkpoint not in self.checkpoints
+            self.checkpoints[save.checkpoint] = context[: save.position]
+        self.computed_tokens += len(row.tokens)
+        return self.answer(row, context, end)
+
+    def answer(self, row: Row, context: Prefix, end: int) -> RowResult:
+        echo: tuple[TokenLogprob, ...] = ()
+        if row.sampling.prompt_logprobs is not None:
+            targets = context[row.start + 1 : min(end + 1, row.prompt_tokens)]
+            echo = tuple(TokenLogprob(token, -1.0) for token in targets)
+        if not row.sample:
+            return RowResult(row.request_id, prompt_logprobs=echo)
+        assert end == len(context)
+        token = next_token(context)
+        generated = end - row.prompt_tokens
+        if generated < row.sampling.min_tokens:
+            while token in row.sampling.stop_token_ids:
+                token = (token + 1) % VOCAB
+        return RowResult(row.request_id, (token,), (TokenLogprob(token, -0.5),), echo)
+
+    def check_stores(self) -> None:
+        """Once nothing is pending, the host store holds exactly what the cache believes, at the right prefix."""
+        for node in self.cache.tree.nodes():
+            prefix = self.prefix_of(node)
+            if node.device is not None:
+                assert self.pages[node.device] == prefix
+            if node.host is not None:
+                assert self.host_pages[node.host] == prefix
+            if node.checkpoint is not None:
+                assert self.checkpoints[node.checkpoint.id] == prefix
+            if node.sink is not None:
+                assert self.sinks[node.sink.id] == prefix
+        assert set(self.checkpoints) == set(self.cache.checkpoints.published)
+        assert set(self.host_pages) == self.cache.host_ids.held
+        assert len(self.sinks) == self.cache.host.counts["sink"]
+
+    @staticmethod
+    def prefix_of(node) -> Prefix:
+        keys = []
+        while node.parent is not None:
+            keys.append(node.key)
+            node = node.parent
+        return tuple(memoryview(b"".join(reversed(keys))).cast("i"))

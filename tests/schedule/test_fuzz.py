@@ -1,0 +1,90 @@
+"""Random traffic on tiny pools: preemption, demotion, aborts and failures at any time. The fake runner checks reads."""
+
+from __future__ import annotations
+
+import random
+
+from driver import Driver, answer, message_ends, prose
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kakera.errors import RequestRefused
+
+MAX_TOKENS = 400
+
+
+def conversation_prompt(rng: random.Random) -> tuple[tuple[int, ...], list]:
+    """One of a few system prompts, then one of a few continuations, cut anywhere: prefixes are shared at all depths."""
+    system = prose(rng.choice([30, 64, 130, 200]), seed=rng.randrange(2))
+    turns, ends = system, []
+    for turn in range(rng.randrange(4)):
+        turns += prose(rng.randrange(1, 150), seed=10 * (turn + 1) + rng.randrange(2))
+        ends.append(len(turns))
+    return turns, message_ends(*ends, system=len(system))
+
+
+def play(seed: int, pages: int, slots: int, host: float, windowed: bool, steps: int, mishaps: float = 0.1) -> Driver:
+    rng = random.Random(seed)
+    driver = Driver(pages=pages, slots=slots, chunk=rng.choice([64, 128, 512]), host=host, windowed=windowed)
+    wanted: dict[str, tuple] = {}
+    for _ in range(steps):
+        if rng.random() < 0.35:
+            prompt, ends = conversation_prompt(rng)
+            sampling = {"max_tokens": rng.choice([0, 1, 5, 70, MAX_TOKENS]), "stop_token_ids": (1, 2)}
+            sampling["min_tokens"] = min(rng.choice([0, 0, 20]), sampling["max_tokens"])
+            sampling["prompt_logprobs"] = 1 if rng.random() < 0.1 else None
+            try:
+                name = driver.submit(prompt, boundaries=ends, salt=rng.choice([b"", b"", b"x"]), **sampling)
+            except RequestRefused:
+                assert len(prompt) + 1 > pages * 64
+            else:
+                wanted[name] = (prompt, sampling)
+        live = [name for name in wanted if name not in driver.finished]
+        if live and rng.random() < mishaps / 2:
+            driver.runner.failing.add(rng.choice(live))
+        plan = driver.scheduler.plan_step()
+        driver.cache.check_integrity()
+        if live and rng.random() < mishaps:
+            driver.scheduler.abort(rng.choice(live))
+        if plan is not None:
+            driver.commit(plan)
+        else:
+            driver.note(driver.scheduler.take_events())
+    driver.run()
+    check_answers(driver, wanted)
+    return driver
+
+
+def check_answers(driver: Driver, wanted: dict[str, tuple]) -> None:
+    assert driver.finished.keys() == wanted.keys()
+    room = driver.cache.sizes.pages * 64
+    for name, (prompt, sampling) in wanted.items():
+        end = driver.finished[name]
+        right = answer(prompt, sampling["max_tokens"], sampling["stop_token_ids"], sampling["min_tokens"])
+        got = driver.text[name]
+        assert got == right[: len(got)], "batching, preemption or caching changed an answer"
+        if end.reason in ("stop", "length"):
+            assert len(got) == len(right) or len(prompt) + len(got) >= room
+            if sampling["prompt_logprobs"] is not None:
+                assert [entry.token for entry in driver.echo[name]] == list(prompt[1:])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.sampled_from([8, 12, 20, 60]),
+    slots=st.sampled_from([1, 2, 5]),
+    host=st.sampled_from([0, 0.5, 1.2, 2.5, 6, 40]),
+    windowed=st.booleans(),
+)
+def test_random_traffic_is_answered_right_and_leaves_nothing_behind(seed, pages, slots, host, windowed):
+    play(seed, pages, slots, host, windowed, steps=100).assert_idle_is_clean()
+
+
+def test_the_traffic_does_reach_preemption_demotion_and_promotion():
+    driver = play(seed=5, pages=20, slots=5, host=6, windowed=True, steps=400, mishaps=0.01)
+    happened = driver.cache.counters
+    for event in ("preemptions", "pages_demoted", "pages_promoted", "pages_evicted", "checkpoints_evicted"):
+        assert happened[event] > 0, event
+    assert happened["cached_tokens"] > 0.2 * happened["prompt_tokens"]
+    driver.assert_idle_is_clean()

@@ -1,0 +1,206 @@
+"""How prefix caches of hybrid models were seen to fail: each story with the smallest input that shows it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from driver import Driver, answer, floor64, message_ends, prose
+
+from kakera.schedule.step import PAGE, PromotePages, RestoreCheckpoint
+
+
+def test_checkpoint_does_not_land_in_the_unique_tokens_only():
+    """1,500 shared + 700 unique tokens, eight times: most of 1,500 from the second request on."""
+    driver = Driver()
+    cached = [driver.cached(prose(1500) + prose(700, seed=1 + i)) for i in range(8)]
+    assert cached[0] == 0
+    assert cached[1] >= 1024
+    assert all(tokens == floor64(1500) for tokens in cached[2:])
+
+
+def test_short_shared_prefix_is_reused():
+    """480 shared tokens: the second visit hits a grid point, the third the branch point that the second saved."""
+    driver = Driver()
+    cached = [driver.cached(prose(480) + prose(100, seed=1 + i)) for i in range(3)]
+    assert cached == [0, 256, 448]
+
+
+def test_hundred_shared_tokens_are_reused_from_the_third_visit_on():
+    driver = Driver()
+    cached = [driver.cached(prose(100) + prose(100, seed=1 + i)) for i in range(3)]
+    assert cached == [0, 0, 64]
+
+
+@pytest.mark.parametrize("length", range(PAGE, 3 * PAGE + 2))
+def test_identical_prompt_is_reused_but_for_the_last_page(length):
+    """Every length modulo 64, and at least one token is left to compute."""
+    driver = Driver()
+    driver.ask(prose(length))
+    before = driver.runner.computed_tokens
+    end = driver.ask(prose(length), max_tokens=1)
+    assert length - PAGE <= end.usage.cached_tokens < length
+    assert driver.runner.computed_tokens - before == length - end.usage.cached_tokens
+    assert end.usage.miss_reason in ("", "shorter than a page")
+
+
+def test_next_turn_resumes_where_the_answer_ended():
+    """The client sends prompt + answer + new message: everything but the tail is a hit, generated tokens included."""
+    driver = Driver()
+    prompt = prose(300)
+    driver.ask(prompt, max_tokens=200)
+    history = prompt + tuple(answer(prompt, 200))
+    cached = driver.cached(history + prose(50, seed=3), boundaries=message_ends(300))
+    assert cached == floor64(300 + 200 - 1)
+
+
+def test_client_that_drops_old_thinking_rereads_one_turn():
+    """Five turns; each render lacks the former turns' thinking, so it diverges right behind the last user message."""
+    driver = Driver(pages=400)
+    history, ends = prose(500), []
+    for turn in range(5):
+        history += prose(220, seed=10 + turn)
+        ends.append(len(history))
+        cached = driver.cached(history + (1, 2, 3), max_tokens=150, boundaries=message_ends(*ends, system=500))
+        if turn > 0:
+            assert cached >= floor64(ends[-2])
+        history += (1, *prose(40, seed=50 + turn))  # the visible answer only: not the tokens that were generated
+
+
+def test_two_conversations_share_a_system_prompt_from_the_first_visit():
+    driver = Driver()
+    system = prose(1000)
+    first, second = (
+        driver.cached(system + prose(300, seed=i), boundaries=message_ends(1300, system=1000)) for i in (1, 2)
+    )
+    assert first == 0
+    assert second == floor64(1000)
+
+
+def test_parallel_choices_of_one_prompt_compute_it_once():
+    driver = Driver(slots=4)
+    prompt = prose(2000)
+    for choice in range(4):
+        driver.submit(prompt, max_tokens=3, choice=choice)
+    driver.run()
+    assert driver.runner.computed_tokens < 2000 + 4 * (PAGE + 3)
+
+
+def test_parallel_prompts_with_a_shared_prefix_compute_it_once():
+    driver = Driver(slots=8, pages=400)
+    for i in range(8):
+        driver.submit(prose(1500) + prose(700, seed=1 + i), max_tokens=1)
+    driver.run()
+    unique = 8 * (700 + 1500 - floor64(1500))
+    assert driver.runner.computed_tokens <= floor64(1500) + unique
+
+
+def test_waiting_for_a_shared_prefix_holds_up_nobody_else():
+    driver = Driver(slots=4, chunk=64, pages=400)
+    driver.submit(prose(3000), id="first")
+    driver.submit(prose(3000), id="same")
+    driver.submit(prose(20, seed=9), id="other", max_tokens=1)
+    while "other" not in driver.finished:
+        driver.step()
+    assert driver.scheduler.running.get("first").prefilling
+    assert "same" in driver.scheduler.waiting
+    driver.run()
+
+
+def test_waiting_for_a_shared_prefix_ends_when_the_other_is_aborted():
+    driver = Driver(slots=4, chunk=64)
+    driver.submit(prose(1000), id="first")
+    driver.submit(prose(1000), id="same")
+    driver.step()
+    driver.scheduler.abort("first")
+    driver.run()
+    assert driver.finished["same"].reason == "length"
+
+
+def test_resend_after_aborts_in_prefill_still_hits():
+    driver = Driver(chunk=256)
+    prompt = prose(2000)
+    name = driver.submit(prompt)
+    for _ in range(5):
+        driver.step()
+    driver.scheduler.abort(name)
+    driver.run()
+    assert driver.finished[name].reason == "abort"
+    assert driver.cached(prompt) == 1024  # of 1,280 tokens computed before the abort
+
+
+def test_prefix_survives_eviction_from_the_device_in_host_memory():
+    """Another long prompt takes all device pages; the first is demoted, then promoted with its sink."""
+    driver = Driver(pages=20, host=20)
+    prompt = prose(1000)
+    driver.ask(prompt)
+    driver.ask(prose(1200, seed=1))
+    assert driver.cache.counters["pages_demoted"] > 0
+    before = len(driver.plans)
+    assert driver.cached(prompt) == floor64(999)
+    actions = [action for plan in driver.plans[before:] for action in plan.before]
+    kinds = [type(action) for action in actions]
+    assert kinds.index(PromotePages) < kinds.index(RestoreCheckpoint)
+    restore = next(action for action in actions if isinstance(action, RestoreCheckpoint))
+    assert restore.sink is not None
+    driver.assert_idle_is_clean()
+
+
+def test_without_host_room_for_pages_the_prefix_is_recomputed_and_the_reason_is_told():
+    driver = Driver(pages=20, host=1.2, windowed=True)
+    prompt = prose(1000)
+    driver.ask(prompt)
+    driver.ask(prose(1200, seed=1))
+    end = driver.ask(prompt)
+    assert end.usage.cached_tokens == 0
+    assert end.usage.miss_reason in ("evicted pages", "evicted checkpoint")
+
+
+def test_no_host_memory_at_all_still_answers():
+    driver = Driver(host=0)
+    assert [driver.cached(prose(500)) for _ in range(2)] == [0, 0]
+    assert not any(row.saves for plan in driver.plans for row in plan.rows)
+
+
+def test_sink_is_kept_once_per_first_page():
+    driver = Driver()
+    for i in range(3):
+        driver.ask(prose(200) + prose(300, seed=1 + i))
+        assert driver.cache.host.counts["sink"] == 1
+
+
+def test_salt_separates_caches():
+    driver = Driver()
+    driver.ask(prose(500), salt=b"one")
+    assert driver.cached(prose(500), salt=b"two") == 0
+    assert driver.cached(prose(500), salt=b"one") == floor64(499)
+
+
+def test_a_running_request_keeps_two_rolling_checkpoints_at_most():
+    driver = Driver()
+    driver.submit(prose(100), max_tokens=400)
+    while driver.step():
+        kinds = [record.kind for record in driver.cache.checkpoints.published.values()]
+        assert kinds.count("rolling") <= 1 and len(driver.cache.checkpoints.reserved) <= 1
+
+
+def test_slots_and_pages_return_after_half_of_fifty_streams_are_killed():
+    rng = random.Random(3)
+    driver = Driver(slots=6, pages=100, chunk=128)
+    free = driver.scheduler.running.slots.free
+    names = [driver.submit(prose(300) + prose(rng.randrange(200), seed=i), max_tokens=90) for i in range(50)]
+    doomed = rng.sample(names, 25)
+    while doomed:
+        plan = driver.scheduler.plan_step()
+        if rng.random() < 0.3:
+            driver.scheduler.abort(doomed.pop())  # while a plan is in flight
+        if plan is not None:
+            driver.commit(plan)
+        if doomed and rng.random() < 0.3:
+            driver.scheduler.abort(doomed.pop())  # between steps, running or queued
+        driver.cache.check_integrity()
+    driver.run()
+    assert driver.scheduler.running.slots.free == free
+    reasons = [driver.finished[name].reason for name in names]
+    assert 15 <= reasons.count("abort") <= 25 and len(reasons) == 50
+    driver.assert_idle_is_clean()
