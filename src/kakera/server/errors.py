@@ -39,9 +39,7 @@ def error_response(error: Exception) -> JSONResponse:
 def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        param = field_path(first["loc"])
-        message = f"{param}: {first['msg']}" if param else first["msg"]
+        param, message = explain(error.errors())
         return JSONResponse(error_body(message, 400, "invalid_value", param), status_code=400)
 
     @app.exception_handler(HTTPException)
@@ -57,6 +55,16 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return error_response(error)
+
+
+def explain(errors: Sequence[Any]) -> tuple[str | None, str]:
+    """The offending field and what is wrong with it. Of a union's branches the one that got furthest speaks."""
+    field = errors[0]["loc"][:2]
+    error = max((e for e in errors if e["loc"][:2] == field), key=lambda e: len(e["loc"]))
+    if error["type"] == "field":  # kakera.server.schema.refuse
+        return error["ctx"]["field"], error["msg"]
+    param = field_path(error["loc"])
+    return param, f"{param}: {error['msg']}" if param else error["msg"]
 
 
 def field_path(location: Sequence[str | int]) -> str | None:

@@ -139,7 +139,7 @@ class CompletionBody(GenerationBody):
     def _zero_tokens_only_to_echo(self) -> CompletionBody:
         if self.max_tokens == 0 and not self.echo:
             raise refuse("max_tokens", "max_tokens must be at least 1 unless echo is true")
-        if self.prompt in ("", []) or [] in self.prompt or "" in self.prompt:
+        if not self.prompt or (isinstance(self.prompt, list) and any(item in ("", []) for item in self.prompt)):
             raise refuse("prompt", "prompt is empty; send at least one token")
         return self
 

@@ -1,0 +1,112 @@
+"""An AsyncEngine without scheduler or process: each request steps the scripted runner on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from kakera.errors import EngineDied, RequestRefused
+from kakera.run.interface import EngineLimits
+from kakera.run.scripted import Script, ScriptedRunner
+from kakera.schedule.request import (
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    Progress,
+    PromptLogprobs,
+    Request,
+    Tokens,
+    Usage,
+)
+from kakera.schedule.step import Row, RowResult, StepPlan
+
+CACHED = 7
+
+
+class FakeEngine:
+    def __init__(self, path: Path, streams: list[dict], context: int = 4096, slots: int = 8, max_waiting: int = 8):
+        path.write_text(json.dumps({"streams": streams, "context": context}))
+        self.limits = EngineLimits(context, max_waiting)
+        self.runner = ScriptedRunner(Script.load(path))
+        self.slots = asyncio.Semaphore(slots)
+        self.requests: list[Request] = []
+        self.aborted: list[str] = []
+        self.open: set[str] = set()
+        self.waiting = 0
+        self.steps = 0
+        self.prefill_seconds = 0.0
+        self.dead = False
+        self.stuck = False
+        self._stop: set[str] = set()
+
+    async def stream(self, request: Request) -> AsyncIterator[Event]:
+        if self.waiting >= self.limits.max_waiting:
+            raise RequestRefused("the queue is full", status=429, code="queue_full")
+        self.requests.append(request)
+        self.waiting += 1
+        try:
+            await self.slots.acquire()
+        finally:
+            self.waiting -= 1
+        self.open.add(request.id)
+        ended = False
+        try:
+            yield Progress(request.id, 0, len(request.tokens))
+            await self._sleep(self.prefill_seconds)
+            async for event in self._run(request):
+                ended = isinstance(event, Finished)
+                yield event
+        finally:
+            self.slots.release()
+            self.open.discard(request.id)
+            if not ended:
+                self.aborted.append(request.id)
+
+    def abort(self, request_id: str) -> None:
+        self._stop.add(request_id)
+
+    async def stats(self) -> EngineStats:
+        self._check()
+        return EngineStats(running=len(self.open), waiting=self.waiting, steps=self.steps, counters={"evictions": 3.0})
+
+    async def _run(self, request: Request) -> AsyncIterator[Event]:
+        sampling, output = request.sampling, []
+        reason: FinishReason = "length"
+        stop_token = None
+        while len(output) < sampling.max_tokens and request.id not in self._stop:
+            result = await self._step(request, output)
+            if result.prompt_logprobs:
+                yield PromptLogprobs(request.id, result.prompt_logprobs)
+            output += result.tokens
+            yield Tokens(request.id, result.tokens, result.logprobs)
+            if result.tokens[0] in sampling.stop_token_ids and len(output) > sampling.min_tokens:
+                reason, stop_token = "stop", result.tokens[0]
+                break
+        if request.id in self._stop:
+            reason = "abort"
+        usage = Usage(len(request.tokens), min(CACHED, len(request.tokens) - 1), len(output), "cold")
+        yield Finished(request.id, reason, usage, stop_token)
+
+    async def _step(self, request: Request, output: list[int]) -> RowResult:
+        context = (*request.tokens, *output)
+        start = 0 if not output else len(context) - 1
+        row = Row(request.id, 0, context[start:], start, (), request.sampling, context, len(request.tokens), True)
+        await self._sleep(0)
+        result = await asyncio.to_thread(self.runner.execute, StepPlan(self.steps, prefill=(row,)))
+        self.steps += 1
+        return result.rows[0]
+
+    async def _sleep(self, seconds: float) -> None:
+        """In small pieces, so that a death or a hang shows at once."""
+        self._check()
+        while self.stuck or seconds > 0:
+            await asyncio.sleep(0.01)
+            seconds -= 0.01
+            self._check()
+
+    def _check(self) -> None:
+        if self.dead:
+            raise EngineDied("killed by the test")

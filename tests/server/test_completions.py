@@ -1,0 +1,79 @@
+"""Text completions: prompts as text and as ids, echo with log-probabilities, streams."""
+
+import pytest
+
+
+def test_text_and_token_prompts_reach_the_engine_alike(live):
+    ids = live.model.tokenizer.encode("Once upon")
+    for prompt in ("Once upon", ids):
+        answer = live.client.completions.create(model="mini", prompt=prompt)
+        assert answer.choices[0].text == "Hello there." and answer.choices[0].finish_reason == "stop"
+        assert live.engine.requests[-1].tokens == tuple(ids)
+
+
+def test_several_prompts_are_answered_in_order(serve):
+    server = serve([{"match": str(i), "text": f"answer {i}"} for i in range(4)], max_waiting=20)
+    answer = server.client.completions.create(model="mini", prompt=["0", "1", "2", "3"])
+    assert [(c.index, c.text) for c in answer.choices] == [(i, f"answer {i}") for i in range(4)]
+    answer = server.client.completions.create(model="mini", prompt=[server.model.tokenizer.encode("2")] * 2, n=2)
+    assert [(c.index, c.text) for c in answer.choices] == [(i, "answer 2") for i in range(4)]
+    many = server.client.completions.create(model="mini", prompt=["3"] * 60)
+    assert len(many.choices) == 60 and {c.text for c in many.choices} == {"answer 3"}
+
+
+def test_spelled_control_tokens_are_text_unless_asked_otherwise(live):
+    text = "<|im_start|>user"
+    live.post("/v1/completions", prompt=text)
+    assert live.engine.requests[-1].tokens == tuple(live.model.tokenizer.encode(text))
+    live.post("/v1/completions", prompt=text, parse_special=True)
+    assert live.engine.requests[-1].tokens == tuple(live.model.tokenizer.encode(text, allow_special=True))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_and_echo(live, stream):
+    options = {"prompt": "a fox", "stop": ["own fox"], "echo": True, "stream": stream}
+    response = live.post("/v1/completions", **options)
+    if stream:
+        choices = [chunk["choices"][0] for chunk in live.events(response)]
+        assert "".join(choice["text"] for choice in choices) == "a foxThe quick br"
+        assert choices[-1]["finish_reason"] == "stop"
+    else:
+        assert response.json()["choices"][0]["text"] == "a foxThe quick br"
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_as_evaluation_tools_ask_for_it(live, max_tokens, stream):
+    text = "word" + " word" * 299
+    ids = live.model.tokenizer.encode(text)
+    response = live.post(
+        "/v1/completions", prompt=ids, echo=True, logprobs=1, max_tokens=max_tokens, stream=stream, temperature=0
+    )
+    if stream:
+        choices = [chunk["choices"][0] for chunk in live.events(response)]
+    else:
+        choices = response.json()["choices"]
+        assert response.json()["usage"]["completion_tokens"] == max_tokens
+    logprobs = {key: [v for c in choices for v in c["logprobs"][key]] for key in choices[0]["logprobs"]}
+    assert len(ids) >= 300 and {len(values) for values in logprobs.values()} == {len(ids) + max_tokens}
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert all(value == 0.0 for value in logprobs["token_logprobs"][1:])
+    shown = "".join(choice["text"] for choice in choices)
+    assert shown == "".join(logprobs["tokens"])
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert shown[offset:].startswith(token)
+    assert choices[-1]["finish_reason"] == "length"
+
+
+def test_logprobs_of_parts_of_characters_do_not_collide(live):
+    answer = live.post("/v1/completions", prompt="emoji", logprobs=2).json()
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", "b"]
+    assert answer["choices"][0]["text"] == "a😀b"
+    assert all(-9999.0 <= value <= 0.0 for top in logprobs["top_logprobs"] for value in top.values())
+
+
+def test_usage_of_a_stream(live):
+    chunks = live.events(live.post("/v1/completions", prompt="a", stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] > 1
+    assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]][-1] == "stop"

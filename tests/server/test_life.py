@@ -1,0 +1,201 @@
+"""Clients that leave, engines that die or hang, and what an operator can see."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+
+import httpx
+import pytest
+from fake_engine import FakeEngine
+
+from conftest import free_port
+from kakera.errors import EngineDied
+from kakera.server.run import serve as serve_until_stopped
+
+SLOW = [{"match": "slow", "text": "word " * 2000, "delay_ms": 5}, {"text": "Hello."}]
+BODY = {"messages": [{"role": "user", "content": "slow"}], "chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.fixture
+def slow(serve):
+    return serve(SLOW)
+
+
+def leave(live, seconds: float, **fields) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(live.url + "/v1/chat/completions", json={**BODY, **fields}, timeout=seconds)
+
+
+def test_leaving_a_stream_stops_the_request(slow):
+    with slow.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+        lines = response.iter_lines()  # kept: when it is collected, httpx closes the stream
+        next(lines)
+        assert slow.engine.open
+    slow.wait_until(lambda: not slow.engine.open)
+    assert len(slow.engine.aborted) == 1
+
+
+def test_leaving_during_prefill_stops_the_request_streaming_or_not(slow):
+    slow.engine.prefill_seconds = 30
+    for stream in (True, False):
+        leave(slow, 0.3, stream=stream)
+        slow.wait_until(lambda: not slow.engine.open)
+    assert len(slow.engine.aborted) == 2
+    slow.engine.prefill_seconds = 0
+
+
+def test_leaving_a_whole_answer_stops_all_its_choices(slow):
+    leave(slow, 0.3, n=3)
+    slow.wait_until(lambda: not slow.engine.open)
+    assert len(slow.engine.aborted) == 3
+
+
+def test_leaving_while_queued_frees_the_place(serve):
+    server = serve(SLOW, slots=0)
+    leave(server, 0.2, stream=True)
+    server.wait_until(lambda: server.engine.waiting == 0)
+
+
+def test_twenty_aborts_leave_a_clean_log_and_a_working_server(slow, caplog):
+    for _ in range(20):
+        with slow.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+            next(response.iter_lines())
+    slow.wait_until(lambda: not slow.engine.open)
+    assert slow.chat().json()["choices"][0]["message"]["content"] == "Hello."
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_one_log_line_a_request_without_its_text(slow, caplog):
+    caplog.set_level(logging.INFO, "kakera.requests")
+    slow.chat("my secret")
+    leave(slow, 0.2)
+    slow.wait_until(lambda: len(caplog.records) >= 2)
+    lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "kakera.requests"]
+    assert [line["finish"] for line in lines] == ["stop", "abort"]
+    assert lines[0]["cached"] == 7 and lines[0]["miss"] == "cold" and lines[0]["ttft_s"] >= 0
+    assert lines[0]["prompt"] == len(slow.engine.requests[0].tokens) and lines[0]["generated"] > 1
+    assert "secret" not in caplog.text and "Hello" not in caplog.text
+
+
+def test_metrics_count_what_happened(slow):
+    slow.chat()
+    slow.chat(max_tokens=1)
+    text = slow.http.get("/metrics").text
+    for line in (
+        'kakera_requests_total{finish_reason="stop",route="/v1/chat/completions"} 1.0',
+        'kakera_requests_total{finish_reason="length",route="/v1/chat/completions"} 1.0',
+        "kakera_cached_tokens_total 14.0",
+        'kakera_cache_misses_total{reason="cold"} 2.0',
+        "kakera_time_to_first_token_seconds_count 2.0",
+        "kakera_running 0.0",
+        'kakera_engine_counter{name="evictions"} 3.0',
+    ):
+        assert line in text
+
+
+def test_health_and_its_deep_form(slow):
+    assert slow.http.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
+    assert slow.http.get("/health?deep=1").json()["token_seconds"] >= 0
+    assert slow.engine.requests[-1].sampling.max_tokens == 1
+
+
+def test_work_without_progress_is_an_outage(serve):
+    server = serve(SLOW, stall_seconds=0.4)
+    server.engine.stuck = True
+    time.sleep(0.6)
+    assert server.http.get("/health").status_code == 200  # idle is not stalled
+    threading.Thread(target=lambda: server.post("/v1/chat/completions", **BODY, max_tokens=2)).start()
+    server.wait_until(lambda: server.http.get("/health").status_code == 503)
+    assert "no step finished" in server.http.get("/health").json()["reason"]
+    server.engine.stuck = False
+    server.wait_until(lambda: server.http.get("/health").status_code == 200)
+    server.engine.stuck = True
+    assert server.http.get("/health?deep=1").status_code == 503
+
+
+def test_models_tokenize_and_detokenize(slow):
+    models = slow.client.models.list().data
+    assert [m.id for m in models] == ["mini"] and slow.client.models.retrieve("mini").id == "mini"
+    assert slow.http.get("/v1/models/other").status_code == 404
+    text = "Grüße <|im_end|> 😀"
+    tokens = slow.post("/tokenize", prompt=text).json()
+    assert tokens["count"] == len(tokens["tokens"]) > 1 and tokens["max_model_len"] == 4096
+    assert slow.post("/detokenize", tokens=tokens["tokens"]).json() == {"prompt": text}
+    slow.chat("hi")
+    chat = slow.post(
+        "/tokenize",
+        messages=[{"role": "user", "content": "hi"}],
+        chat_template_kwargs={"enable_thinking": False},
+    ).json()
+    assert tuple(chat["tokens"]) == slow.engine.requests[-1].tokens
+    assert slow.post("/tokenize", prompt="", messages=[]).status_code == 400
+    assert slow.post("/tokenize", prompt="").json()["tokens"] == []
+    assert slow.post("/detokenize", tokens=[999999]).json()["error"]["param"] == "tokens"
+
+
+class Served:
+    """`kakera.server.run.serve` in a thread, with its exit status."""
+
+    def __init__(self, engine, model):
+        self.port = free_port()
+        self.status: int | None = None
+        self.thread = threading.Thread(target=self._run, args=(engine, model), daemon=True)
+        self.thread.start()
+        end = time.monotonic() + 10
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{self.port}/health")
+                return
+            except httpx.ConnectError:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
+    def _run(self, engine, model) -> None:
+        self.status = asyncio.run(serve_until_stopped(engine, model, port=self.port, log_level="error"))
+
+
+@pytest.fixture
+def untouched_logging():
+    loggers = [logging.getLogger(name) for name in ("kakera", "kakera.requests")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (logger.handlers, logger.propagate, level) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.mark.usefixtures("untouched_logging")
+def test_a_dead_engine_answers_who_waits_and_ends_the_server_with_70(model, tmp_path):
+    engine = FakeEngine(tmp_path / "script.json", SLOW)
+    engine.prefill_seconds = 60
+    served = Served(engine, model)
+    url = f"http://127.0.0.1:{served.port}/v1/chat/completions"
+    answers: dict[bool, httpx.Response] = {}
+
+    def wait_for(stream: bool) -> None:
+        answers[stream] = httpx.post(url, json={**BODY, "stream": stream}, timeout=20)
+
+    threads = [threading.Thread(target=wait_for, args=(stream,)) for stream in (False, True)]
+    for thread in threads:
+        thread.start()
+    while len(engine.open) < 2:
+        time.sleep(0.01)
+    engine.dead = True
+    for thread in threads:
+        thread.join(10)
+    served.thread.join(10)
+    assert served.status == EngineDied.exit_status == 70
+    for answer in answers.values():
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "engine_died"
+
+
+def test_a_stream_that_has_begun_ends_with_an_error_event(slow):
+    lines: list[str] = []
+    with slow.http.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response:
+        for line in response.iter_lines():
+            lines += [line] if line else []
+            slow.engine.dead = len(lines) > 3
+    error = json.loads(lines[-1].removeprefix("data: "))["error"]
+    assert error["code"] == "engine_died" and error["type"] == "server_error"
+    assert "[DONE]" not in lines[-1]
