@@ -10,7 +10,7 @@ from kakera.bench.figure import Figure
 from kakera.bench.quantiles import milliseconds
 from kakera.evaluate.data import load_cases
 from kakera.evaluate.kld import divergence
-from kakera.evaluate.session import open_engine, open_pair, open_reader
+from kakera.evaluate.session import open_engine, open_forced, open_reader
 from kakera.evaluate.suites import run_suite
 from kakera.evaluate.tables import Group, groups
 from kakera.evaluate.windows import cut_held_out
@@ -19,6 +19,7 @@ from kakera.plan.budget import kv_format
 from kakera.plan.kv_format import PAGE_TOKENS
 from kakera.plan.plan import Wishes
 from kakera.plan.spec import ModelSpec
+from kakera.text.tokenizer import Tokenizer
 
 WINDOW = 2048
 WINDOWS = 4  # 8,188 positions
@@ -45,8 +46,10 @@ def kv_bytes(directory: Path, wishes: Wishes) -> list[Figure]:
 
 
 def kv_divergence(directory: Path, wishes: Wishes) -> list[Figure]:
-    base, tested, engine = open_pair(directory, replace(wishes, kv="bf16"), replace(wishes, kv="int2"), WINDOW)
-    found = divergence(base, tested, cut_held_out(engine.tokenizer, WINDOW, WINDOWS))
+    windows = cut_held_out(Tokenizer.load(directory), WINDOW, WINDOWS)
+    tested = open_forced(directory, replace(wishes, kv="int2"), WINDOW)
+    base = open_forced(directory, replace(wishes, kv="bf16", rotation=None), WINDOW, tested.model)
+    found = divergence(base, tested, windows)
     note = (
         f"5–95 % [{found.kld.low:.4f}, {found.kld.high:.4f}], {found.positions:,} positions, "
         f"same top-1 {found.top1.mean:.1%}, max {found.max:.2f}"
@@ -57,10 +60,10 @@ def kv_divergence(directory: Path, wishes: Wishes) -> list[Figure]:
 def retrieval(directory: Path, wishes: Wishes, data: Path | None, longest: int | None) -> list[Figure]:
     """Points lost by int2 against bf16, for each size of prompt."""
     cases = load_cases("retrieval", data, None, 0, longest)
+    reader = open_reader(directory)
     rows: dict[str, dict[str, Group]] = {}
     for codec in ("bf16", "int2"):
         engine = open_engine(directory, replace(wishes, kv=codec))
-        reader = open_reader(directory, engine)
         answers = run_suite("retrieval", cases, engine, reader)
         for size in dict.fromkeys(answer.size for answer in answers):
             *_, everything = groups([answer for answer in answers if answer.size == size], None)
@@ -76,7 +79,7 @@ def _lost(size: str, base: Group, tested: Group) -> Figure:
 
 def decode_speed(directory: Path, wishes: Wishes) -> list[Figure]:
     engine = open_engine(directory, replace(wishes, kv="int2"))
-    bench = EngineBench(engine, engine.plan.spec.vocab)
+    bench = EngineBench(engine, ModelSpec.load(directory).vocab)
     found = bench.decode(DECODE_CONTEXT, 1, DECODE_STEPS)
     note = f"a step takes {milliseconds(found.step.p50)} ms, p95 {milliseconds(found.step.p95)}"
     name = f"decode, int2, {DECODE_CONTEXT:,} tokens of context"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -41,6 +40,8 @@ def serve(
     wishes: Wishes,
 ) -> None:
     """A server under load: parallel streams, a second turn, a long prompt beside running streams."""
+    import asyncio  # 70 ms that `kakera --help` need not wait for
+
     from kakera.bench import plot as plots
     from kakera.bench.server import ServerProcess, flags
 
@@ -143,12 +144,13 @@ def _grid(
     from kakera.bench import tables
     from kakera.bench.engine import EngineBench
     from kakera.evaluate.session import open_engine
+    from kakera.plan.spec import ModelSpec
 
     if plot:
         plots.check(plot)
     lengths, counts = _numbers("--contexts", contexts), _numbers("--batches", batches)
-    engine = open_engine(_directory(model), wishes)
-    bench = EngineBench(engine, engine.plan.spec.vocab)
+    directory = _directory(model)
+    bench = EngineBench(open_engine(directory, wishes), ModelSpec.load(directory).vocab)
     rows = []
     with _waiting(what) as tell:
         for length in lengths:

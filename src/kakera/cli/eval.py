@@ -42,9 +42,11 @@ def ppl(
     from kakera.evaluate.ppl import perplexity
     from kakera.evaluate.session import open_forced
     from kakera.evaluate.windows import cut_held_out
+    from kakera.text.tokenizer import Tokenizer
 
-    forced, engine = open_forced(_directory(model), wishes, window)
-    windows = cut_held_out(engine.tokenizer, window, limit, data, seed)
+    directory = _directory(model)
+    windows = cut_held_out(Tokenizer.load(directory), window, limit, data, seed)
+    forced = open_forced(directory, wishes, window)
     with _progress("windows", len(windows)) as advance:
         found = perplexity(forced, windows, advance)
     result = {"suite": "ppl", "model": model, "kv": wishes.kv, "window": window, "perplexity": found.perplexity}
@@ -72,16 +74,18 @@ def kld(
 ) -> None:
     """Divergence of a codec or a quantised model from a baseline, position by position."""
     from kakera.evaluate.kld import divergence
-    from kakera.evaluate.session import open_forced, open_pair
+    from kakera.evaluate.session import open_forced
     from kakera.evaluate.windows import cut_held_out
+    from kakera.text.tokenizer import Tokenizer
 
+    directory = _directory(model)
+    windows = cut_held_out(Tokenizer.load(directory), window, limit, data, seed)
+    tested = open_forced(directory, wishes, window)
     plain = replace(wishes, kv=base_kv, rotation=None)
     if base is None:
-        reference, tested, engine = open_pair(_directory(model), plain, wishes, window)
+        reference = open_forced(directory, plain, window, tested.model)
     else:
-        tested, engine = open_forced(_directory(model), wishes, window)
-        reference, _ = open_forced(_directory(base), plain, window)
-    windows = cut_held_out(engine.tokenizer, window, limit, data, seed)
+        reference = open_forced(_directory(base), plain, window)
     with _progress("windows", len(windows)) as advance:
         found = divergence(reference, tested, windows, advance)
     result = {"suite": "kld", "model": model, "kv": wishes.kv, "base": base or model, "base_kv": base_kv}
@@ -138,8 +142,8 @@ def _run_suite(
     cases = load_cases(suite, *choice)
     known = load_baseline(baseline) if baseline else None
     directory = _directory(model)
+    reader = open_reader(directory)
     engine = open_engine(directory, wishes)
-    reader = open_reader(directory, engine)
     with _progress(suite, len(cases)) as advance:
         answers = run_suite(suite, cases, engine, reader, advance)
     if out:

@@ -1,4 +1,4 @@
-"""Open what a suite needs: an engine for prompts, or models with KV caches for teacher-forced text."""
+"""Open what a suite needs: an engine for prompts, or a model with a KV cache for teacher-forced text."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from kakera.chat.template import ChatTemplate
 from kakera.errors import UsageError
 from kakera.evaluate.forced import Forced
 from kakera.evaluate.suites import Reader
+from kakera.kv.cache import KVCache
+from kakera.kv.rotation import Rotation
+from kakera.model.qwen3_5 import HybridModel
+from kakera.model.state import StatePool
 from kakera.plan import weights
 from kakera.plan.budget import make_plan
 from kakera.plan.devices import resolve
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
-from kakera.run.build import build_engine
+from kakera.run.build import COMPUTE_DTYPES, build_engine
 from kakera.run.engine import LocalEngine
 from kakera.schedule.step import PAGE
+from kakera.text.tokenizer import Tokenizer
 
 
 def plan_for(directory: Path, wishes: Wishes) -> Plan:
-    """The plan that `kakera serve` would make. Raises PlanRefused."""
+    """The plan that serving would make. Raises PlanRefused."""
     spec = ModelSpec.load(directory)
     return make_plan(spec, wishes, resolve(wishes.gpus), weights.from_checkpoint(directory, spec))
 
@@ -30,17 +35,27 @@ def open_engine(directory: Path, wishes: Wishes) -> LocalEngine:
     return build_engine(directory, plan_for(directory, wishes))
 
 
-def open_reader(directory: Path, engine: LocalEngine) -> Reader:
+def open_reader(directory: Path) -> Reader:
     """What turns messages into prompts and tokens into answers. Raises UsageError for a base model."""
-    template = ChatTemplate.load(directory, engine.tokenizer)
+    tokenizer = Tokenizer.load(directory)
+    template = ChatTemplate.load(directory, tokenizer)
     if template is None:
         raise UsageError(f"{directory} has no chat template: it is a base model, only ppl and kld can measure it")
-    return Reader(engine.tokenizer, template, engine.plan.spec.eos, engine.plan.context)
+    return Reader(tokenizer, template, ModelSpec.load(directory).eos)
 
 
-def open_forced(directory: Path, wishes: Wishes, window: int) -> tuple[Forced, LocalEngine]:
-    """The model of a directory with a cache for one sequence of `window` tokens, in the steps that serving takes."""
+def open_forced(directory: Path, wishes: Wishes, window: int, model: HybridModel | None = None) -> Forced:
+    """The model of a directory with a cache for one sequence of `window` tokens, in the steps that serving takes.
+
+    `model` may be that model, loaded already: several caches can share one.
+    """
     size = -(-window // PAGE) * PAGE
-    engine = build_engine(directory, plan_for(directory, replace(wishes, context=size, max_running=1, host_cache=0)))
-    runner = engine.runner
-    return Forced(runner.model, runner.kv, runner.states, engine.plan.chunk), engine
+    plan = plan_for(directory, replace(wishes, context=size, max_running=1, host_cache=0))
+    dtype = COMPUTE_DTYPES[plan.device]
+    rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
+    return Forced(
+        model or HybridModel.load(directory, dtype, plan.device),
+        KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, plan.device),
+        StatePool(plan.spec, 1, plan.device, dtype),
+        plan.chunk,
+    )

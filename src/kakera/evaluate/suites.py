@@ -15,8 +15,8 @@ from kakera.chat.tools import CallDelta, ToolCallParser
 from kakera.evaluate.data import Case
 from kakera.evaluate.scoring import Call, score
 from kakera.evaluate.tables import Answer
+from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
-from kakera.run.interface import Engine
 from kakera.schedule.request import Event, Finished, Request, Sampling
 from kakera.text.tokenizer import Tokenizer
 
@@ -30,18 +30,18 @@ class Reader:
     tokenizer: Tokenizer
     template: ChatTemplate
     stop_tokens: tuple[int, ...]
-    context: int  # the longest prompt + answer that the engine takes, in tokens
 
 
 def run_suite(
-    suite: str, cases: Sequence[Case], engine: Engine, reader: Reader, on_done: Callable[[], None] = lambda: None
+    suite: str, cases: Sequence[Case], engine: LocalEngine, reader: Reader, on_done: Callable[[], None] = lambda: None
 ) -> list[Answer]:
     """Answers in the order of the cases. A prompt that does not fit the context counts as wrong and says so."""
+    context = engine.limits.context
     requests, outcome = [], {}
     for case in cases:
         request = _request(case, NEW_TOKENS[suite], reader)
-        if len(request.tokens) + request.sampling.max_tokens > reader.context:
-            text = f"prompt and answer exceed the context of {reader.context} tokens; raise --context"
+        if len(request.tokens) + request.sampling.max_tokens > context:
+            text = f"prompt and answer exceed the context of {context} tokens; raise --context"
             outcome[case["id"]] = _answer(case, len(request.tokens), False, "", text)
             on_done()
         else:

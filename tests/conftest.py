@@ -1,0 +1,30 @@
+"""What tests of several rooms share: a tiny model directory, and where the reference model lies, if anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiny_model import write_tiny_model
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--reference", type=Path, help="directory of the bf16 reference model, for the golden values")
+
+
+@pytest.fixture(scope="session")
+def reference(request: pytest.FixtureRequest) -> Path:
+    """The reference model's directory; the test is skipped without it."""
+    directory = request.config.getoption("--reference")
+    if directory is None:
+        pytest.skip("the bf16 reference model is not part of the repository; give its directory with --reference DIR")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete model directory with random weights: 3 GDN + 1 full-attention layers, a byte tokenizer, a template."""
+    directory = tmp_path_factory.mktemp("tiny")
+    write_tiny_model(directory)
+    return directory

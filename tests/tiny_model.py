@@ -1,0 +1,118 @@
+"""Writes a model directory with random weights and every part that serving needs. 0.5 M parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kakera.text.tokenizer import byte_alphabet
+
+HIDDEN, INTERMEDIATE, VOCAB = 64, 128, 320
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
+K_HEADS, V_HEADS, GDN_DIM, TAPS = 2, 4, 32, 4
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
+CONFIG = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "linear_num_key_heads": K_HEADS,
+    "linear_num_value_heads": V_HEADS,
+    "linear_key_head_dim": GDN_DIM,
+    "linear_value_head_dim": GDN_DIM,
+    "linear_conv_kernel_dim": TAPS,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "eos_token_id": 256 + SPECIAL.index("<|im_end|>"),
+}
+TEMPLATE = (
+    "{%- for m in messages -%}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
+)
+
+
+def write_tiny_model(directory: Path, seed: int = 0) -> None:
+    save_file(random_tensors(seed), directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": CONFIG["eos_token_id"]}))
+    (directory / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+
+
+def byte_tokenizer() -> dict:
+    """tokenizer.json of byte-level BPE without merges: a token a byte, then the added tokens."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": 256 + i, "content": t, "special": i < 3, **plain} for i, t in enumerate(SPECIAL)],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": dict(byte_alphabet()), "merges": []},
+    }
+
+
+def random_tensors(seed: int) -> dict[str, Tensor]:
+    """bfloat16 tensors under the names of the checkpoint format, scaled so that activations stay near 1."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, generator=generator) * columns**-0.5
+
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
+        "lm_head.weight": matrix(VOCAB, HIDDEN) * 3,
+        "model.norm.weight": torch.zeros(HIDDEN),
+    }
+    for i, kind in enumerate(CONFIG["layer_types"]):
+        mixer = _gdn(matrix, generator) if kind == "linear_attention" else _attention(matrix)
+        layer = {
+            **mixer,
+            "input_layernorm.weight": torch.zeros(HIDDEN),
+            "post_attention_layernorm.weight": torch.zeros(HIDDEN),
+            "mlp.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN),
+            "mlp.up_proj.weight": matrix(INTERMEDIATE, HIDDEN),
+            "mlp.down_proj.weight": matrix(HIDDEN, INTERMEDIATE),
+        }
+        tensors |= {f"model.layers.{i}.{name}": tensor for name, tensor in layer.items()}
+    return {name: tensor.bfloat16() for name, tensor in tensors.items()}
+
+
+def _attention(matrix) -> dict[str, Tensor]:
+    return {
+        "self_attn.q_proj.weight": matrix(2 * HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
+        "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
+        "self_attn.q_norm.weight": torch.zeros(HEAD_DIM),
+        "self_attn.k_norm.weight": torch.zeros(HEAD_DIM),
+    }
+
+
+def _gdn(matrix, generator: torch.Generator) -> dict[str, Tensor]:
+    channels = 2 * K_HEADS * GDN_DIM + V_HEADS * GDN_DIM
+    return {
+        "linear_attn.in_proj_qkv.weight": matrix(channels, HIDDEN),
+        "linear_attn.in_proj_z.weight": matrix(V_HEADS * GDN_DIM, HIDDEN),
+        "linear_attn.in_proj_a.weight": matrix(V_HEADS, HIDDEN),
+        "linear_attn.in_proj_b.weight": matrix(V_HEADS, HIDDEN),
+        "linear_attn.A_log": torch.rand(V_HEADS, generator=generator),
+        "linear_attn.dt_bias": torch.rand(V_HEADS, generator=generator) - 3,
+        "linear_attn.conv1d.weight": torch.randn(channels, 1, TAPS, generator=generator) * 0.5,
+        "linear_attn.norm.weight": torch.ones(GDN_DIM),
+        "linear_attn.out_proj.weight": matrix(HIDDEN, V_HEADS * GDN_DIM),
+    }
