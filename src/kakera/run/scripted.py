@@ -30,14 +30,22 @@ from pathlib import Path
 from typing import Any
 
 import kakera
+from kakera.cache.host import CacheSizes
+from kakera.cache.prefix import PrefixCache
 from kakera.errors import CheckpointError
+from kakera.run.engine import LocalEngine
+from kakera.schedule.limits import Limits
 from kakera.schedule.request import TokenLogprob
-from kakera.schedule.step import Row, RowResult, StepPlan, StepResult
+from kakera.schedule.scheduler import Scheduler
+from kakera.schedule.step import PAGE, Row, RowResult, StepPlan, StepResult
 from kakera.text.tokenizer import Tokenizer
 
 BUNDLED = Path(kakera.__file__).parent / "data" / "mini"
 DEFAULT_CONTEXT = 4096
 REMEMBERED_REQUESTS = 10_000
+SLOTS = 8
+CHUNK = 512
+HOST_RECORDS = 4096  # a script has no states: the cache counts its records, one byte each
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,20 @@ class ScriptedRunner:
             return ()
         predicted = row.context[row.start + 1 : min(row.start + len(row.tokens) + 1, row.prompt_tokens)]
         return tuple(_certain(token, wanted) for token in predicted)
+
+
+@dataclass(frozen=True)
+class ScriptedRecipe:
+    """A picklable build function for the engine process: the real scheduler around a script. Needs no torch."""
+
+    path: Path
+
+    def __call__(self) -> LocalEngine:
+        script = Script.load(self.path)
+        pages = SLOTS * -(-script.context // PAGE)
+        limits = Limits(context=script.context, pages=pages, slots=SLOTS, chunk=CHUNK)
+        sizes = CacheSizes(pages, HOST_RECORDS, checkpoint_bytes=1, sink_bytes=1, page_bytes=1, windowed=False)
+        return LocalEngine(Scheduler(limits, PrefixCache(sizes), time.monotonic), ScriptedRunner(script))
 
 
 def _certain(token: int, alternatives: int) -> TokenLogprob:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from kakera.errors import RequestRefused
 from kakera.schedule.request import Usage
 from kakera.server.metrics import Metrics
 
+WHERE = re.compile(r" at token \d+$")  # for the log; a metric with a label a position would never end
 request_log = logging.getLogger("kakera.requests")
 
 
@@ -57,7 +59,7 @@ class RequestRecord:
         if usages:
             self.metrics.prompt_tokens.inc(self.prompt_tokens)
             self.metrics.cached_tokens.inc(cached)
-            self.metrics.misses.labels(miss or "none").inc()
+            self.metrics.misses.labels(WHERE.sub("", miss) or "none").inc()
         request_log.info(json.dumps(self._line(reason, cached, miss, usages)))
 
     def _line(self, reason: str, cached: int, miss: str, usages: list[Usage]) -> dict[str, object]:

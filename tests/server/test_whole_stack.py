@@ -1,0 +1,130 @@
+"""The server over the real scheduler and a real engine process, with a scripted model at the bottom."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from conftest import free_port
+from kakera.run.client import EngineClient
+from kakera.run.scripted import ScriptedRecipe
+from kakera.server.model import ServedModel
+from kakera.server.run import serve
+
+SCRIPT = {
+    "context": 1024,
+    "streams": [
+        {"match": "fox", "pieces": list("The quick brown fox jumps over the lazy dog.")},
+        {"match": "slow", "text": "word " * 900, "delay_ms": 5},
+        {"text": "Hello 😀."},
+    ],
+}
+
+
+class Stack:
+    def __init__(self, path: Path, model: ServedModel):
+        path.write_text(json.dumps(SCRIPT))
+        self.recipe = ScriptedRecipe(path)
+        self.model = model
+        self.port = free_port()
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+        self.status: int | None = None
+        self.engine: EngineClient | None = None
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.thread.start()
+        self._wait()
+
+    async def _run(self) -> None:
+        self.engine = await EngineClient.start(self.recipe)
+        try:
+            self.status = await serve(self.engine, self.model, port=self.port, log_level="error")
+        finally:
+            await self.engine.close()
+
+    def _wait(self) -> None:
+        for _ in range(1500):
+            try:
+                self.http.get("/health")
+                return
+            except httpx.ConnectError:
+                time.sleep(0.02)
+        raise AssertionError("the server did not start")
+
+    def chat(self, text: str, **more) -> httpx.Response:
+        body = {"messages": [{"role": "user", "content": text}], "chat_template_kwargs": {"enable_thinking": False}}
+        return self.http.post("/v1/chat/completions", json={**body, **more})
+
+    def stats(self) -> dict[str, float]:
+        lines = [line for line in self.http.get("/metrics").text.splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory, model):
+    """The tests below run in order; the last one kills the engine."""
+    return Stack(tmp_path_factory.mktemp("stack") / "script.json", model)
+
+
+def test_a_scripted_answer_comes_through(stack):
+    assert stack.chat("hi").json()["choices"][0]["message"]["content"] == "Hello 😀."
+    answer = stack.chat("fox", stop=["own fox"]).json()
+    assert answer["choices"][0] | {"logprobs": None} == {
+        "index": 0,
+        "message": {"role": "assistant", "content": "The quick br"},
+        "logprobs": None,
+        "finish_reason": "stop",
+    }
+    assert answer["usage"]["completion_tokens"] >= len("The quick brown fox")
+
+
+def test_the_same_prompt_again_is_cached(stack):
+    text = "fox " * 150
+    first, second = (stack.chat(text).json()["usage"] for _ in range(2))
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in (first, second)]
+    assert cached[0] == 0 and cached[1] >= first["prompt_tokens"] - 128
+    stopped = stack.chat(text, stop=["own"]).json()["usage"]
+    assert stopped["prompt_tokens_details"]["cached_tokens"] == cached[1]
+
+
+def test_echo_with_logprobs_over_several_prefill_chunks(stack):
+    body = {"prompt": [5] * 700, "echo": True, "logprobs": 1, "max_tokens": 0}
+    logprobs = stack.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert logprobs["token_logprobs"] == [None] + [0.0] * 699
+
+
+def test_leaving_frees_everything(stack):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"http://127.0.0.1:{stack.port}/v1/chat/completions",
+            json={"messages": [{"role": "user", "content": "slow"}], "n": 4},
+            timeout=0.5,
+        )
+    for _ in range(100):
+        stats = stack.stats()
+        if stats["kakera_running"] == 0:
+            break
+        time.sleep(0.05)
+    assert stats["kakera_running"] == 0 and stats["kakera_slots_free"] == stats["kakera_slots_total"]
+
+
+def test_health_runs_a_token(stack):
+    assert stack.http.get("/health?deep=1").json()["status"] == "ok"
+
+
+def test_a_killed_engine_process_answers_who_waits_and_ends_the_server_with_70(stack):
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(stack.chat("slow")))
+    waiting.start()
+    while stack.stats()["kakera_running"] == 0:
+        time.sleep(0.02)
+    os.kill(stack.engine.pid, signal.SIGKILL)
+    waiting.join(10)
+    stack.thread.join(15)
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "engine_died"
+    assert stack.status == 70
