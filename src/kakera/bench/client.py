@@ -6,12 +6,9 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kakera.errors import KakeraError
-
-if TYPE_CHECKING:
-    import httpx
 
 TIMEOUT_SECONDS = 600
 
@@ -51,7 +48,7 @@ class Client:
         httpx = _httpx()
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         limits = httpx.Limits(max_connections=None)
-        self._http: httpx.AsyncClient = httpx.AsyncClient(
+        self._http = httpx.AsyncClient(
             base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=TIMEOUT_SECONDS, limits=limits
         )
         self._model = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,8 +24,7 @@ class Figure:
     @property
     def ok(self) -> bool:
         """False for NaN: what could not be measured has not passed."""
-        compare = operator.le if self.side == "<=" else operator.ge
-        return compare(self.value, self.bar)
+        return self.value <= self.bar if self.side == "<=" else self.value >= self.bar
 
     def json(self) -> dict[str, Any]:
         keys = ("name", "value", "side", "bar", "unit", "note", "ok")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ STOP_SECONDS = 20
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def flags(wishes: Wishes) -> list[str]:
@@ -73,10 +72,7 @@ class ServerProcess:
     def get(self, path: str) -> str:
         """Body of a GET request, for /metrics and the like."""
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
-            return answer.read().decode()
-
-    def get_json(self, path: str) -> dict:
-        return json.loads(self.get(path))
+            return bytes(answer.read()).decode()
 
     def _ready(self) -> bool:
         try:

@@ -77,7 +77,7 @@ def split_calls(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[C
 
 
 def _request(case: Case, new_tokens: int, reader: Reader) -> Request:
-    prompt = reader.template.prompt(case["messages"], case.get("tools"), enable_thinking=False)
+    prompt = reader.template.prompt(case["messages"], case.get("tools"), {"enable_thinking": False})
     sampling = Sampling(max_tokens=new_tokens, seed=0, temperature=0.0, stop_token_ids=reader.stop_tokens)
     return Request(case["id"], prompt.tokens, sampling, prompt.boundaries)
 

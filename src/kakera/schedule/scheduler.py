@@ -138,7 +138,9 @@ class Scheduler:
         assert plan is self._in_flight and result.step == plan.step, "commit of a plan that is not in flight"
         self._in_flight = None
         self._last_step_at = self.clock()
-        self.budget.observe(sum(len(row.tokens) for row in plan.prefill), result.seconds)
+        prefilled = sum(len(row.tokens) for row in plan.prefill)
+        self.budget.observe(prefilled, result.seconds)
+        self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}
         for row in plan.rows:
             sequence = self.running.get(row.request_id)
