@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from kakera import __version__
-from kakera.cli import bench, doctor, eval, info, plan
+from kakera.cli import bench, chat, doctor, eval, info, plan, quantize, serve
 from kakera.errors import KakeraError
 
 app = typer.Typer(
@@ -22,7 +22,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("serve")(serve.serve)
+app.command("chat")(chat.chat)
 app.command("plan")(plan.plan)
+app.command("quantize")(quantize.quantize)
 app.command("info")(info.info)
 app.command("doctor")(doctor.doctor)
 app.add_typer(eval.app, name="eval")

@@ -37,11 +37,12 @@ def info(
 
     from kakera.cli.model import resolve_model
     from kakera.errors import UsageError
-    from kakera.weights.checkpoint import Checkpoint
 
     found = resolve_model(model)
     if found.scripted:
         raise UsageError("a scripted model has no checkpoint")
+    from kakera.weights.checkpoint import Checkpoint
+
     checkpoint = Checkpoint.open(found.path)
     entries = checkpoint.entries()
     groups = group_entries(entries)

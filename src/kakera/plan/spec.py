@@ -147,7 +147,8 @@ def _build(text: dict[str, Any], hybrid: bool, eos: tuple[int, ...]) -> ModelSpe
 def _layer_kinds(text: dict[str, Any], hybrid: bool) -> tuple[LayerKind, ...]:
     count = int(text["num_hidden_layers"])
     if not hybrid:
-        return ("full",) * count
+        full: LayerKind = "full"
+        return (full,) * count
     names: dict[str, LayerKind] = {"linear_attention": "gdn", "full_attention": "full"}
     if types := text.get("layer_types"):
         unknown = sorted(set(types) - set(names))

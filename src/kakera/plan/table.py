@@ -116,3 +116,13 @@ def to_json(plan: Plan, machine: Machine, speed: Speed | None = None, cautions: 
         "estimated_speed": asdict(speed) if speed else None,
         "warnings": list(cautions),
     }
+
+
+def summary(plan: Plan) -> str:
+    """One line for a log."""
+    places = gigabytes(plan.total("device") + (plan.total("host") if plan.device == "cpu" else 0))
+    per = "in all" if plan.device == "cpu" else f"on each of {len(plan.device_names)} cards"
+    return (
+        f"plan: {places} {per}; context {plan.context} tokens, {plan.slots} running, "
+        f"{plan.pages * 64} tokens of {plan.kv.codec} KV, {gigabytes(plan.host_cache)} prefix cache"
+    )

@@ -1,0 +1,71 @@
+"""doctor's checks, each made to fail on purpose."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from kakera.cli import checks
+from kakera.plan import devices
+
+
+def test_taken_port_is_a_note_with_a_fix() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = checks.port(holder.getsockname()[1])
+    assert taken.status == "note" and "--port" in taken.fix
+
+
+def test_wsl_is_recognised_by_its_kernel() -> None:
+    found = checks.wsl("6.6.87.2-microsoft-standard-WSL2")
+    assert found.status == "note" and ".wslconfig" in found.fix
+    assert checks.wsl("6.8.0-45-generic").status == "ok"
+
+
+def test_little_memory_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "host_memory", lambda: (4 * 10**9, 3 * 10**9))
+    assert checks.memory().status == "note"
+    monkeypatch.setattr(devices, "host_memory", lambda: (32 * 10**9, 3 * 10**9))
+    assert checks.memory().status == "ok"
+
+
+def test_compiler_is_missed_only_where_a_gpu_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(devices, "detect_gpus", lambda: ((), ()))
+    assert checks.c_compiler().status == "ok"
+    monkeypatch.setattr(devices, "detect_gpus", lambda: ((devices.Device("card", 12 * 10**9),), ()))
+    found = checks.c_compiler()
+    assert found.status == "broken" and "apt install gcc" in found.fix
+
+
+def test_driver_that_does_not_answer_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "detect_gpus", lambda: ((), ()))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert checks.gpu().status == "broken"
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert checks.gpu().status == "ok"
+
+
+def test_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def port() -> checks.Finding:
+        raise RuntimeError("surprise")
+
+    found = checks._guarded(port)
+    assert (found.name, found.status) == ("port", "broken") and "surprise" in found.detail
+
+
+def test_damaged_file_of_the_bundled_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    (tmp_path / "SHA256SUMS").write_text(f"{digest}  config.json\n{digest}  tokenizer.json\n")
+    assert checks._damaged_files(tmp_path) == ["tokenizer.json"]
+    (tmp_path / "config.json").write_text("{ }")
+    assert checks._damaged_files(tmp_path) == ["config.json", "tokenizer.json"]
+    (tmp_path / "SHA256SUMS").unlink()
+    assert checks._damaged_files(tmp_path) == ["SHA256SUMS"]
+    assert checks.bundled_model(tmp_path).status == "broken"

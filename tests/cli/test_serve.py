@@ -1,0 +1,98 @@
+"""kakera serve and kakera chat in processes of their own, with a scripted model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+COMMAND = [sys.executable, "-m", "kakera.cli"]
+STREAMS = [{"match": "weather", "text": "Sunny 😀 today."}, {"text": "Hello there."}]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "friend.json"
+    path.write_text(json.dumps({"streams": STREAMS, "context": 512}))
+    return f"scripted:{path}"
+
+
+@pytest.fixture
+def server(script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*COMMAND, "serve", script, "--port", str(port), "--served-name", "friend"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        for _ in range(600):
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield process, port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_serve_answers_refuses_a_second_start_and_ends_cleanly(server: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = server
+    body = json.dumps({"model": "friend", "prompt": "the weather?", "max_tokens": 20}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
+    )
+    assert json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["text"] == "Sunny 😀 today."
+
+    second = subprocess.run([*COMMAND, "serve", "--port", str(port)], capture_output=True, text=True, check=False)
+    assert second.returncode == 2
+    assert "is kakera running already?" in second.stderr and second.stderr.count("\n") == 1
+
+    children = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    psutil.wait_procs(children, timeout=10)
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_serve_reports_a_dead_engine_in_its_exit_status(server: tuple[subprocess.Popen[str], int]) -> None:
+    process, _ = server
+    engine = next(c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline()))
+    engine.kill()
+    assert process.wait(timeout=60) == 70
+
+
+def test_chat_streams_answers_and_says_what_was_cached(script: str) -> None:
+    lines = "hi\nhow is the weather?\n/new\n/nonsense\n/quit\n"
+    done = subprocess.run([*COMMAND, "chat", script], input=lines, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Hello there." in done.stdout and "Sunny 😀 today." in done.stdout
+    assert done.stdout.count("prompt tokens cached") == 2
+    assert done.stdout.count("/new starts over") == 2
+
+
+def test_chat_survives_a_message_that_does_not_fit(script: str) -> None:
+    lines = "word " * 600 + "\nhi\n"
+    done = subprocess.run([*COMMAND, "chat", script], input=lines, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the context is 512 tokens" in done.stdout and "Hello there." in done.stdout
+
+
+def test_broken_script_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    done = subprocess.run(
+        [*COMMAND, "chat", f"scripted:{tmp_path / 'x.json'}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "streams" in done.stderr and "Traceback" not in done.stderr
