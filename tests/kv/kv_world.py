@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from kakera.plan.spec import ModelSpec
 PAGE = 64
 
 
-def make_spec(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, full: int = 2) -> ModelSpec:
+def make_spec(heads: int = 4, kv_heads: int = 2, head_dim: int = 64, full: int = 2) -> ModelSpec:
     """A plain model of `full` attention layers with a GDN-free layer list."""
     return ModelSpec(
         model_type="qwen3",
@@ -43,7 +43,7 @@ def make_spec(heads: int = 4, kv_heads: int = 2, head_dim: int = 32, full: int =
 
 
 @dataclass
-class Sequence_:
+class Stream:
     """One request's queries, keys and values per layer, its slot and its page table."""
 
     q: Tensor  # [L, T, Q, D]
@@ -53,22 +53,30 @@ class Sequence_:
     pages: Tensor
 
 
-def make_sequence(spec: ModelSpec, tokens: int, seed: int, pages: Sequence[int], slot: int = 0) -> Sequence_:
+def make_stream(spec: ModelSpec, tokens: int, seed: int, pages: Sequence[int], slot: int = 0) -> Stream:
+    """Keys and values are multiples of 1/16, so that a Hadamard of 64 or 256 dims is exact in float32 and float64 and
+    the oracle meets the same rounding decisions."""
     generator = torch.Generator().manual_seed(seed)
     layers, dim = len(spec.full_layers), spec.head_dim
 
     def normal(heads: int) -> Tensor:
         return torch.randn(layers, tokens, heads, dim, generator=generator)
 
-    q, k, v = normal(spec.heads) * 2, normal(spec.kv_heads), normal(spec.kv_heads)
-    return Sequence_(q, k + 0.5, v, slot, torch.tensor(pages[: -(-tokens // PAGE)], dtype=torch.int64))
+    q, k, v = normal(spec.heads) * 2, normal(spec.kv_heads) + 0.5, normal(spec.kv_heads)
+    return Stream(
+        q,
+        (k * 16).round() / 16,
+        (v * 16).round() / 16,
+        slot,
+        torch.tensor(pages[: -(-tokens // PAGE)], dtype=torch.int64),
+    )
 
 
 @dataclass(frozen=True)
 class Part:
     """Tokens start .. end - 1 of a sequence in one pass."""
 
-    sequence: Sequence_
+    sequence: Stream
     start: int
     end: int
     saves: tuple[CheckpointTensors, ...] = ()
@@ -100,13 +108,13 @@ def run(cache: KVCache, prefill: Sequence[Part] = (), decode: Sequence[Part] = (
     return [stacked[:, span.rows] for span in spans]
 
 
-def prefill(cache: KVCache, sequence: Sequence_, cuts: Sequence[int]) -> Tensor:
+def prefill(cache: KVCache, sequence: Stream, cuts: Sequence[int]) -> Tensor:
     """Feed the whole sequence in segments that end at `cuts` (the last cut is its length)."""
     starts = [0, *cuts[:-1]]
     return torch.cat([run(cache, [Part(sequence, a, b)])[0] for a, b in zip(starts, cuts, strict=True)], 1)
 
 
-def decode_from(cache: KVCache, sequence: Sequence_, start: int, tokens_per_row: int = 1) -> Tensor:
+def decode_from(cache: KVCache, sequence: Stream, start: int, tokens_per_row: int = 1) -> Tensor:
     length, outputs = sequence.q.shape[1], []
     for position in range(start, length, tokens_per_row):
         outputs += run(cache, decode=[Part(sequence, position, min(length, position + tokens_per_row))])
@@ -118,7 +126,7 @@ def new_checkpoint(cache: KVCache, position: int) -> CheckpointTensors:
     return CheckpointTensors(position, None, None, window_k, window_v, None)
 
 
-def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Sequence_, rotation: Rotation | None = None) -> Tensor:
+def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Stream, rotation: Rotation | None = None) -> Tensor:
     """Attention in float64 with the precision rule applied to each (query, key) pair by position. [L, T, Q, D]."""
     layers, tokens = sequence.q.shape[:2]
     out = torch.empty(layers, tokens, spec.heads, spec.head_dim, dtype=torch.float64)
@@ -128,15 +136,15 @@ def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Sequence_, rotation: Rotati
     exact = (key < PAGE) | (key // PAGE >= query // PAGE - fmt.window_pages)
     for layer in range(layers):
         for head in range(spec.heads):
-            kv_head = head // (spec.heads // spec.kv_heads)
+            kv_head = head * spec.kv_heads // spec.heads
             q = sequence.q[layer, :, head].double()
             k = sequence.k[layer, :, kv_head].double()
             v = sequence.v[layer, :, kv_head].double()
             turn_k = turn_v = torch.eye(spec.head_dim, dtype=torch.float64)
             centre_k = centre_v = torch.zeros(spec.head_dim, dtype=torch.float64)
             if rotation is not None:
-                turn_k, centre_k = (x[layer, kv_head].double() for x in (rotation.k.dense(), rotation.k.centre_LKD))
-                turn_v, centre_v = (x[layer, kv_head].double() for x in (rotation.v.dense(), rotation.v.centre_LKD))
+                turn_k, turn_v = (frame.dense()[layer, kv_head].double() for frame in (rotation.k, rotation.v))
+                centre_k, centre_v = (frame.centre_LKD[layer, kv_head].double() for frame in (rotation.k, rotation.v))
             q, k, v = q @ turn_k, (k - centre_k) @ turn_k, (v - centre_v) @ turn_v
             fine_k, coarse_k = _two_precisions(fmt, k, codec.CLIP_K)
             fine_v, coarse_v = _two_precisions(fmt, v, codec.CLIP_V)
@@ -157,15 +165,14 @@ def _two_precisions(fmt: KvFormat, x: Tensor, clip: float) -> tuple[Tensor, Tens
 
 
 def _reference_int2(x: Tensor, clip: float, group: int) -> Tensor:
-    """The 2-bit quantiser value by value, written from its definition."""
+    """The 2-bit quantiser written from its definition: rows x [N, D], one group after the other."""
+    dim = x.shape[-1]
+    tau = x.abs().sort(-1).values[:, min(int(clip * dim), dim - 1), None]
+    clipped = x.clamp(-tau, tau)
     out = torch.empty_like(x)
-    for row, line in enumerate(x):
-        magnitudes = line.abs().sort().values
-        tau = magnitudes[min(int(clip * len(line)), len(line) - 1)]
-        clipped = line.clamp(-tau, tau)
-        for start in range(0, len(line), group):
-            part = clipped[start : start + group]
-            step = ((part.max() - part.min()) / 3).half().double()
-            low = part.min().half().double()
-            out[row, start : start + group] = ((part - low) / step + 0.5).floor().clamp(0, 3) * step + low
+    for start in range(0, dim, group):
+        part = clipped[:, start : start + group]
+        low, high = part.min(-1, keepdim=True).values, part.max(-1, keepdim=True).values
+        step, low = ((high - low) / 3).half().double(), low.half().double()
+        out[:, start : start + group] = ((part - low) / step + 0.5).floor().clamp(0, 3) * step + low
     return out

@@ -56,7 +56,8 @@ class KVCache:
         rotation: Rotation | None = None,
         device: torch.device | str = "cpu",
     ):
-        """`rotation` None: Hadamard for int2. Raises UsageError for a format that this model can not use."""
+        """`rotation` None: Hadamard for int2. Raises UsageError for a format and CheckpointError for a rotation
+        that this model can not use."""
         fmt.check(spec.head_dim)
         if rotation is not None and not fmt.windowed:
             raise UsageError(f"--rotation: the {fmt.codec} cache is exact and takes no rotation; use --kv int2")
@@ -68,6 +69,7 @@ class KVCache:
         self._rotation: Rotation | None = None
         if fmt.windowed:
             self._rotation = (rotation or Rotation.hadamard(spec)).to(self._device)
+            self._rotation.check(spec)
             self._centres_L2KD = torch.stack((self._rotation.k.centre_LKD, self._rotation.v.centre_LKD), 1)
 
     def attend(self, layer: int, batch: Batch, q_TQD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
@@ -216,14 +218,14 @@ class KVCache:
 
     def bytes(self) -> KvBytes:
         """What is held now, by purpose."""
-        recent = self._recent
-        frames = (self._rotation.k, self._rotation.v) if self._rotation else ()
+        recent, rotation = self._recent, self._rotation
+        frames = (*rotation.k.tensors(), *rotation.v.tensors(), self._centres_L2KD) if rotation else ()
         return KvBytes(
             pages=_bytes(self._pool.tensors()),
             ring=_bytes((recent.ring,)) if recent else 0,
             sink=_bytes((recent.sink,)) if recent else 0,
-            rotation=_bytes([tensor for frame in frames for tensor in frame.tensors()]),
-            scratch=_bytes(self._pool.scratch()) + (_bytes(recent.scratch()) if recent else 0),
+            rotation=_bytes(frames),
+            scratch=_bytes((*self._pool.scratch(), *(recent.scratch() if recent else ()))),
         )
 
 

@@ -75,6 +75,14 @@ class Rotation:
             digest.update(repr(tuple(tensor.shape)).encode() + tensor.float().cpu().contiguous().numpy().tobytes())
         return digest.digest()
 
+    def check(self, spec: ModelSpec) -> None:
+        """Raises CheckpointError if the shapes are those of another model."""
+        shape = (len(spec.full_layers), spec.kv_heads, spec.head_dim)
+        for frame in (self.k, self.v):
+            rotation_LKDD, found = frame.rotation_LKDD, tuple(frame.centre_LKD.shape)
+            if found != shape or (rotation_LKDD is not None and rotation_LKDD.shape != (*shape, spec.head_dim)):
+                raise CheckpointError(f"the rotation is for {found} layers, KV heads and dims; this model has {shape}")
+
     def to(self, device: torch.device | str) -> Rotation:
         return Rotation(self.k.to(device), self.v.to(device))
 
@@ -121,15 +129,17 @@ def fast_hadamard(x: Tensor) -> Tensor:
 
     For 256 dims 8 thousand products a vector instead of 65 thousand, and 1 KiB of matrix instead of 256.
     """
-    bits = x.shape[-1].bit_length() - 1
-    left, right = (_hadamard_factor(1 << n, x.device) for n in (bits // 2, bits - bits // 2))
+    left, right = _hadamard_factors(x.shape[-1], x.device)
     grids = torch.mm(x.reshape(-1, len(right)), right).view(-1, len(left), len(right))
     return torch.bmm(left.expand(len(grids), -1, -1), grids).view(x.shape)
 
 
 @cache
-def _hadamard_factor(size: int, device: torch.device) -> Tensor:
-    return hadamard_matrix(size).to(device)
+def _hadamard_factors(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """H_a with entries +-1 and H_b with +-1 / sqrt(size): no rounding where sqrt(size) is a power of two."""
+    bits = size.bit_length() - 1
+    left, right = (hadamard_matrix(1 << n).sign() for n in (bits // 2, bits - bits // 2))
+    return left.to(device), (right / size**0.5).to(device)
 
 
 def _find(directory: Path, name: Literal["k", "v"]) -> Path:
