@@ -61,7 +61,7 @@ def test_client_that_drops_old_thinking_rereads_one_turn():
     for turn in range(5):
         history += prose(220, seed=10 + turn)
         ends.append(len(history))
-        cached = driver.cached(history + (1, 2, 3), max_tokens=150, boundaries=message_ends(*ends, system=500))
+        cached = driver.cached((*history, 1, 2, 3), max_tokens=150, boundaries=message_ends(*ends, system=500))
         if turn > 0:
             assert cached >= floor64(ends[-2])
         history += (1, *prose(40, seed=50 + turn))  # the visible answer only: not the tokens that were generated

@@ -8,6 +8,9 @@ page is dropped before another page is demoted into it, a checkpoint is restored
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import groupby
+
 from kakera.schedule.step import Action, DemotePages, Drop, PromotePages
 
 
@@ -16,24 +19,28 @@ class ActionLog:
         self._actions: list[Action] = []
 
     def add(self, action: Action) -> None:
-        if self._actions and (merged := _merge(self._actions[-1], action)):
-            self._actions[-1] = merged
-        else:
-            self._actions.append(action)
+        self._actions.append(action)
 
     def take(self) -> tuple[Action, ...]:
         """Everything decided since the last call."""
-        taken, self._actions = tuple(self._actions), []
-        return taken
+        taken, self._actions = self._actions, []
+        return tuple(merged for _, group in groupby(taken, type) for merged in _merge(list(group)))
 
 
-def _merge(first: Action, second: Action) -> Action | None:
-    if isinstance(first, DemotePages) and isinstance(second, DemotePages):
-        return DemotePages(first.pairs + second.pairs)
-    if isinstance(first, PromotePages) and isinstance(second, PromotePages):
-        return PromotePages(first.pairs + second.pairs)
-    if isinstance(first, Drop) and isinstance(second, Drop):
-        return Drop(
-            first.checkpoints + second.checkpoints, first.sinks + second.sinks, first.host_pages + second.host_pages
+def _merge(group: list[Action]) -> Iterator[Action]:
+    """One action for neighbours of one kind: 4,096 pages demoted one by one become one copy."""
+    demoted = tuple(pair for action in group if isinstance(action, DemotePages) for pair in action.pairs)
+    promoted = tuple(pair for action in group if isinstance(action, PromotePages) for pair in action.pairs)
+    drops = [action for action in group if isinstance(action, Drop)]
+    if demoted:
+        yield DemotePages(demoted)
+    elif promoted:
+        yield PromotePages(promoted)
+    elif drops:
+        yield Drop(
+            checkpoints=tuple(record for drop in drops for record in drop.checkpoints),
+            sinks=tuple(record for drop in drops for record in drop.sinks),
+            host_pages=tuple(page for drop in drops for page in drop.host_pages),
         )
-    return None
+    else:
+        yield from group

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from typing import TYPE_CHECKING, Literal
+
+from kakera.schedule.step import PAGE
 
 if TYPE_CHECKING:
     from kakera.cache.tree import Node
@@ -92,12 +95,14 @@ class Checkpoints:
 def least_needed(positions: Sequence[int], end: int, loose: Sequence[bool]) -> int | None:
     """Index of the position to give up so that the rest is dense near `end` and geometric further back.
 
-    Giving up p[i] leaves a gap from its left to its right neighbour; the gap counts relative to the distance from
-    `end`, because a request that diverges there replays about that much. Only indices marked `loose` may go.
+    Without p[i], a prompt that leaves the path between p[i] and p[i+1] replays from p[i-1]: p[i] - p[i-1] tokens more.
+    Prompts are taken to leave with a density of 1 / (distance from the end). The product of the two is least where
+    the loss is least. Only indices marked `loose` may go.
     """
     edges = [0, *positions, end]
 
-    def gap(i: int) -> float:
-        return (edges[i + 2] - edges[i]) / (end - positions[i] + 1)
+    def loss(i: int) -> float:
+        before, here, after = edges[i : i + 3]
+        return (here - before) * log((end - here + PAGE) / (end - after + PAGE))
 
-    return min((i for i in range(len(positions)) if loose[i]), key=gap, default=None)
+    return min((i for i in range(len(positions)) if loose[i]), key=loss, default=None)

@@ -34,26 +34,26 @@ class CacheSizes:
 
 
 class HostBudget:
-    """Counts records of each tier; the bytes in use follow from the counts."""
+    """Counts the records of each tier and the bytes that they take together."""
 
     def __init__(self, sizes: CacheSizes) -> None:
         self.limit = sizes.host_bytes
-        self._bytes: dict[Tier, int] = {
+        self.used = 0
+        self.bytes: dict[Tier, int] = {
             "checkpoint": sizes.checkpoint_bytes,
             "sink": sizes.sink_bytes,
             "page": sizes.page_bytes,
         }
         self.counts: dict[Tier, int] = {"checkpoint": 0, "sink": 0, "page": 0}
 
-    @property
-    def used(self) -> int:
-        return sum(self._bytes[tier] * count for tier, count in self.counts.items())
-
     def fits(self, *tiers: Tier) -> bool:
-        return self.used + sum(self._bytes[tier] for tier in tiers) <= self.limit
+        """True if one record of each of these tiers can be added."""
+        return self.used + sum(self.bytes[tier] for tier in tiers) <= self.limit
 
     def take(self, tier: Tier) -> None:
         self.counts[tier] += 1
+        self.used += self.bytes[tier]
 
     def give(self, tier: Tier) -> None:
         self.counts[tier] -= 1
+        self.used -= self.bytes[tier]

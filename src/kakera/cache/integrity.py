@@ -77,4 +77,5 @@ def _check_host_bytes(cache: PrefixCache, nodes: list[Node]) -> None:
     assert counts["checkpoint"] == len(cache.checkpoints.published) + len(cache.checkpoints.reserved)
     sinks = sum(node.sink is not None for node in nodes) + sum(lease.sink is not None for lease in cache.leases)
     assert counts["sink"] == sinks
+    assert cache.host.used == sum(count * cache.host.bytes[tier] for tier, count in counts.items())
     assert cache.host.used <= cache.host.limit, "host budget exceeded"

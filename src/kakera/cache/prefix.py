@@ -123,7 +123,7 @@ class PrefixCache:
     def reserve(self, lease: Lease, wanted: Iterable[tuple[int, Kind]]) -> tuple[SavePoint, ...]:
         """Host memory for checkpoints at these positions, best kind first; fewer if it is short.
 
-        If one needs the sink of its root and there is none yet, the sink is reserved too: see `sink_action`.
+        If one needs the sink of its root and there is none yet, the sink is reserved too: see `sink_actions`.
         """
         points: list[SavePoint] = []
         for position, kind in sorted(wanted, key=lambda save: (-WORTH[save[1]], -save[0])):
@@ -136,9 +136,10 @@ class PrefixCache:
             points.append(SavePoint(position, record.id))
         return tuple(sorted(points, key=lambda point: point.position))
 
-    def sink_action(self, lease: Lease) -> tuple[SaveSink, ...]:
-        """The copy of the slot's sink page that must follow this step's forward pass, if one is reserved."""
-        return (SaveSink(lease.slot, lease.sink.id),) if lease.sink is not None else ()
+    def sink_actions(self) -> tuple[Action, ...]:
+        """Copies of slots' sink pages that must follow this step's forward pass, one for each reserved sink."""
+        saves = [SaveSink(lease.slot, lease.sink.id) for lease in self.leases if lease.sink is not None]
+        return tuple(sorted(saves, key=lambda save: save.slot))
 
     def _reserve_sink(self, lease: Lease, kind: Kind) -> bool:
         if not self.sizes.windowed or lease.sink is not None or (lease.path and lease.path[0].sink is not None):
@@ -223,7 +224,7 @@ class PrefixCache:
             return
         index = least_needed([r.position for r in older], newest.position, [_is_loose(r) for r in older])
         if index is not None:
-            self._drop_checkpoint(older[index])
+            self._lose_checkpoint(older[index])
             self.counters["checkpoints_thinned"] += 1
 
     def check_integrity(self) -> None:
@@ -283,9 +284,15 @@ class PrefixCache:
             record = self.checkpoints.victim(asking)
             if record is None:
                 return False
-            self._drop_checkpoint(record)
+            self._lose_checkpoint(record)
             self.counters["checkpoints_evicted"] += 1
         return True
+
+    def _lose_checkpoint(self, record: Checkpoint) -> None:
+        """Drop one that somebody may miss, and remember that it was there."""
+        assert record.node is not None
+        record.node.lost_checkpoint = True
+        self._drop_checkpoint(record)
 
     def _drop_checkpoint(self, record: Checkpoint) -> None:
         """Release a published record, and the host pages that led to nothing else."""
@@ -301,7 +308,7 @@ class PrefixCache:
     def _detach(self, record: Checkpoint) -> None:
         node = record.node
         assert node is not None and record.pins == 0
-        node.checkpoint, node.lost_checkpoint = None, True
+        node.checkpoint = None
         self._forget(record)
         top = node.top
         top.checkpoints_below -= 1

@@ -88,10 +88,9 @@ class Scheduler:
         prefill = [self._row(s, s.computed + share) for s, share in zip(prompts, shares, strict=True) if share]
         if not decode and not prefill:
             return None
-        leases = [s.lease for row in decode + prefill if (s := self.running.get(row.request_id)) and s.lease]
-        after = tuple(action for lease in leases for action in self.cache.sink_action(lease))
         self._steps += 1
-        self._in_flight = StepPlan(self._steps, self.cache.take_actions(), tuple(decode), tuple(prefill), after)
+        before, after = self.cache.take_actions(), self.cache.sink_actions()
+        self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after)
         return self._in_flight
 
     def _row(self, sequence: Sequence, end: int) -> Row:

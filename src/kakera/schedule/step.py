@@ -45,7 +45,7 @@ class SaveSink:
 
 @dataclass(frozen=True)
 class DemotePages:
-    """Copy device pages to host pages, all layers; pairs of (device page, host page). The device pages are free then."""
+    """Copy device pages to host pages, all layers; (device page, host page) pairs. The device pages are free then."""
 
     pairs: tuple[tuple[int, int], ...]
 
