@@ -79,9 +79,9 @@ class Checkpoint:
             modules.setdefault(module, Leaves(module)).add(leaf, stored)
         return Checkpoint(directory, spec, modules, escha_bias=escha_bias)
 
-    def modules(self) -> list[str]:
-        """Canonical names of all modules that own tensors, in natural order, without the vision tower."""
-        return sorted((m for m in self._modules if not _ignored(m)), key=_natural)
+    def modules(self, *, vision: bool = False) -> list[str]:
+        """Canonical names of all modules that own tensors, in natural order; those of the vision tower on request."""
+        return sorted((m for m in self._modules if vision or not _ignored(m)), key=_natural)
 
     def has(self, name: str) -> bool:
         """Whether a module or a tensor of that name is stored."""
@@ -90,7 +90,7 @@ class Checkpoint:
 
     def kind(self, name: str) -> str:
         """Format of a linear or an embedding: plain, int8, escha or exl3."""
-        leaves = self._leaves(name)
+        leaves = self.leaves(name)
         for kind, reader in FORMATS.items():
             if reader.MARK in leaves:
                 return kind
@@ -105,7 +105,7 @@ class Checkpoint:
         device: str | torch.device = "cpu",
     ) -> Tensor:
         """Weight [O, I] of the module `name`, decoded from whatever format it is stored in."""
-        leaves = self._leaves("model.embed_tokens" if self._head_is_tied(name) else name)
+        leaves = self.leaves("model.embed_tokens" if self._head_is_tied(name) else name)
         return FORMATS[self.kind(leaves.module)].read(leaves, out_channels, in_channels, dtype, device)
 
     def embedding(
@@ -127,7 +127,7 @@ class Checkpoint:
         device: str | torch.device = "cpu",
     ) -> Tensor | None:
         """Bias [O] of a linear, or None. Escha's biases count only with the switch `escha_bias`."""
-        leaves = self._leaves("model.embed_tokens" if self._head_is_tied(name) else name)
+        leaves = self.leaves("model.embed_tokens" if self._head_is_tied(name) else name)
         if "bias" not in leaves or (escha.MARK in leaves and not self._escha_bias):
             return None
         return leaves.read("bias", (out_channels,), dtype, device)
@@ -141,7 +141,7 @@ class Checkpoint:
     ) -> Tensor:
         """A plain tensor by its full name, `model.norm.weight` or `model.layers.0.linear_attn.A_log`."""
         module, _, leaf = name.rpartition(".")
-        return self._leaves(module, name).read(leaf, shape, dtype, device)
+        return self.leaves(module, name).read(leaf, shape, dtype, device)
 
     def coded(
         self, name: str, out_channels: int, in_channels: int, device: str | torch.device = "cpu"
@@ -149,16 +149,16 @@ class Checkpoint:
         """The linear as it is coded (for kernels that decode on the fly), or None if it is not trellis-coded."""
         kind = self.kind(name)
         if kind == "escha":
-            return escha.read_coded(self._leaves(name), out_channels, in_channels, device)
+            return escha.read_coded(self.leaves(name), out_channels, in_channels, device)
         if kind == "exl3":
-            return exl3.read_coded(self._leaves(name), out_channels, in_channels, device)
+            return exl3.read_coded(self.leaves(name), out_channels, in_channels, device)
         return None
 
     def int8_rows(
         self, name: str, rows: int, columns: int, device: str | torch.device = "cpu"
     ) -> tuple[Tensor, Tensor] | None:
         """Codes int8 [rows, columns] and scales fp16 [rows] as stored, or None if the module is not int8."""
-        return int8.read_rows(self._leaves(name), rows, columns, device) if self.kind(name) == "int8" else None
+        return int8.read_rows(self.leaves(name), rows, columns, device) if self.kind(name) == "int8" else None
 
     def entries(self) -> list[Entry]:
         """One entry per linear or embedding, and one per tensor that is neither; for `kakera info`."""
@@ -188,7 +188,8 @@ class Checkpoint:
     def _head_is_tied(self, name: str) -> bool:
         return name == "lm_head" and self.spec.tied and name not in self._modules
 
-    def _leaves(self, module: str, name: str | None = None) -> Leaves:
+    def leaves(self, module: str, name: str | None = None) -> Leaves:
+        """The stored tensors of a module. `name`: the tensor that was asked for, for the error message."""
         if module not in self._modules:
             raise CheckpointError(f"tensor {name or module} is missing in {self.directory}")
         return self._modules[module]

@@ -1,0 +1,98 @@
+"""How EXL3 and Escha name things: leaves of a coded linear and the quantisation part of the configs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kakera.quantize.recipe import Format, Recipe
+from kakera.weights import int8
+from kakera.weights.codebook import MCG_MULTIPLIER
+from kakera.weights.coded import CodedLinear
+from kakera.weights.files import StoredTensor
+
+
+@dataclass(frozen=True)
+class Module:
+    """A quantised module: its name in the file, rate and stored tensors (names are leaves)."""
+
+    name: str
+    bits: int
+    out_channels: int
+    in_channels: int
+    tensors: tuple[StoredTensor, ...]
+
+    @property
+    def coded(self) -> bool:
+        return all(tensor.name != int8.MARK for tensor in self.tensors)
+
+
+def leaves(format: Format, coded: CodedLinear) -> dict[str, Tensor]:
+    """The tensors of a coded linear by leaf name."""
+    in_scale, out_scale = coded.in_scale.half(), coded.out_scale.half()
+    if format == "exl3":
+        flag = torch.tensor(MCG_MULTIPLIER - (1 << 32), dtype=torch.int32)  # its presence is what counts
+        return {"trellis": coded.code, "suh": in_scale, "svh": out_scale, "mcg": flag}
+    # [state bits, bits, V, codebook (1 = mcg), I, O]; V is 2 in all known files and decoders ignore it
+    descriptor = torch.tensor([16, coded.bits, 2, 1, coded.in_channels, coded.out_channels], dtype=torch.int32)
+    return {
+        "escha_code": coded.code,
+        "escha_rin": in_scale,
+        "escha_rout": out_scale,
+        "escha_config": descriptor,
+    }
+
+
+def config(recipe: Recipe, modules: list[Module]) -> dict[str, Any]:
+    """`quantization_config` of config.json."""
+    coded = [m for m in modules if m.coded]
+    weights = sum(m.out_channels * m.in_channels for m in coded)
+    bits = round(sum(m.bits * m.out_channels * m.in_channels for m in coded) / max(1, weights), 2)
+    if recipe.format == "exl3":
+        return {
+            "quant_method": "exl3",
+            "version": "kakera",
+            "bits": bits,
+            "head_bits": recipe.bits.get("head", 8),
+            "calibration": {"rows": 0, "cols": 0},
+            "out_scales": "always",
+            "codebook": "mcg",
+        }
+    return {
+        "quant_method": "escha",
+        "format_version": "2.0",
+        "bits": bits,
+        "global_config": {"codebook": "cbA", "bits": bits},
+        "ignore": ["in_proj_a", "in_proj_b", "lm_head", "embed_tokens"],
+        "int8_embedding": True,
+        "layer_meta": {
+            m.name: {
+                "K": m.bits,
+                "bits": float(m.bits),
+                "in_features": m.in_channels,
+                "out_features": m.out_channels,
+            }
+            for m in coded
+        },
+    }
+
+
+def exl3_storage(recipe: Recipe, modules: list[Module]) -> dict[str, Any]:
+    """quantization_config.json: the tensors of every coded module."""
+    storage = {}
+    for m in modules:
+        if m.coded:
+            stored = {
+                f"{m.name}.{t.name}": {"shape": list(t.shape), "n_bytes": t.bytes, "dtype": str(t.torch_dtype)}
+                for t in m.tensors
+            }
+            storage[m.name] = {
+                "stored_tensors": stored,
+                "quant_format": "exl3",
+                "bits_per_weight": m.bits,
+                "mcg_multiplier": MCG_MULTIPLIER,
+            }
+    return {**config(recipe, modules), "tensor_storage": storage}

@@ -1,0 +1,111 @@
+"""The best tail-biting path through the trellis for a tile of 256 weights: the encoder's inner search.
+
+The state after weight i is s_i = ((s_{i-1} << K) | symbol) & 0xFFFF and costs (value[s_i] - x_i)^2. What the past can
+still influence is only the low 16 - K bits of the last state, so 2^(16-K) path costs are alive ("ends" below), each
+extended by 2^K branches: 65,536 branches a step whatever K is.
+
+Tail-biting (the first state continues the last one) is found in two passes, as the EXL3 quantiser does: an
+unconstrained pass over the tile rolled by half, to learn the state at the seam, then the real order with both ends
+fixed to it. Plain torch here is the reference and the fallback; `viterbi_triton` is the same search as one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kakera.weights.trellis import STATE_BITS, WEIGHTS
+
+HALF = WEIGHTS // 2
+UNREACHABLE = 1e30
+Search = Callable[[Tensor, Tensor | None, Tensor, int], Tensor]
+"""(targets fp32 [tiles, 256], seam int32 [tiles] or None, codebook fp32 [65536], bits) -> states int32 [tiles, 256]."""
+
+
+def encode(targets: Tensor, table: Tensor, bits: int, search: Search | None = None) -> Tensor:
+    """States int32 [tiles, 256] whose values are the nearest tail-biting path to targets [tiles, 256] (stream order).
+
+    `table` holds the 65,536 codebook values in fp32. `search` defaults to the Triton kernel on CUDA where Triton is
+    importable, else to `search_torch`.
+    """
+    search = search or _best_search(targets.device)
+    rolled = search(targets.roll(-HALF, -1).contiguous(), None, table, bits)
+    return search(targets.contiguous(), rolled[:, HALF] >> bits, table, bits)
+
+
+def search_torch(targets: Tensor, seam: Tensor | None, table: Tensor, bits: int) -> Tensor:
+    """One pass in plain torch, in batches of tiles that fit the memory (back-pointers: 256 bytes x 2^(16-K) a tile).
+
+    `seam` [tiles]: the low 16 - K bits of the state before the first weight and of the last one; None: both free.
+    """
+    states = torch.empty(targets.shape, dtype=torch.int32, device=targets.device)
+    batch = _batch_tiles(targets.device, bits)
+    for start in range(0, targets.shape[0], batch):
+        part = slice(start, start + batch)
+        states[part] = _search_batch(targets[part], None if seam is None else seam[part], table, bits)
+    return states
+
+
+def _search_batch(targets: Tensor, seam: Tensor | None, table: Tensor, bits: int) -> Tensor:
+    tiles, steps = targets.shape
+    branches, ends = 1 << bits, table.numel() >> bits  # a state is (branch, end): its high K bits and the rest
+    # An end is (prior, symbol). Kept symbol-major inside a step, so that `prior` is contiguous and broadcasts cheaply.
+    value = table.view(branches, ends // branches, branches).transpose(1, 2).contiguous()
+    square = value.square()
+    cost = _start_costs(tiles, ends, seam, targets.device)
+    back = torch.zeros(steps, tiles, *value.shape[1:], dtype=torch.uint8, device=targets.device)
+    best, candidate = cost.new_empty(2, tiles, *value.shape[1:])
+    for step in range(steps):
+        x, choice = targets[:, step, None, None], back[step]
+        before = cost.view(tiles, branches, 1, -1)
+        for branch in range(branches):
+            # (value - x)^2 without the x^2 that all paths share: less rounding, one operation fewer
+            into = candidate if branch else best
+            torch.addcmul(square[branch], value[branch], x, value=-2.0, out=into).add_(before[:, branch])
+            if branch:
+                better = (candidate < best).view(torch.uint8)  # branches ascend, so a later one is a maximum
+                torch.maximum(choice, better.mul_(branch), out=choice)
+                torch.minimum(best, candidate, out=best)
+        cost = best.transpose(1, 2).reshape(tiles, ends)
+    end = cost.argmin(-1) if seam is None else seam.long()
+    return _trace_back(back, end, bits)
+
+
+def _start_costs(tiles: int, ends: int, seam: Tensor | None, device: torch.device) -> Tensor:
+    if seam is None:
+        return torch.zeros(tiles, ends, device=device)
+    cost = torch.full((tiles, ends), UNREACHABLE, device=device)
+    return cost.scatter_(1, seam.long()[:, None], 0.0)
+
+
+def _trace_back(back: Tensor, end: Tensor, bits: int) -> Tensor:
+    """back uint8 [steps, tiles, symbols, priors]: the branch taken into each end. States int32 [tiles, steps]."""
+    steps, tiles, symbols, priors = back.shape
+    states = torch.empty(tiles, steps, dtype=torch.int32, device=back.device)
+    for step in range(steps - 1, -1, -1):
+        place = (end % symbols) * priors + end // symbols
+        branch = back[step].view(tiles, -1).gather(1, place[:, None])[:, 0].long()
+        state = branch * symbols * priors + end
+        states[:, step] = state
+        end = state >> bits
+    return states
+
+
+def _batch_tiles(device: torch.device, bits: int) -> int:
+    """Tiles at a time: on a CPU what stays in a core's cache, on a GPU a quarter of the free memory."""
+    if device.type == "cpu":
+        return 8
+    bytes_per_tile = WEIGHTS * (1 << (STATE_BITS - bits)) + 8 * 4 * (1 << STATE_BITS)
+    return max(1, min(4096, torch.cuda.mem_get_info(device)[0] // 4 // bytes_per_tile))
+
+
+def _best_search(device: torch.device) -> Search:
+    if device.type != "cuda":
+        return search_torch
+    try:
+        from kakera.quantize.viterbi_triton import search_triton
+    except ImportError:
+        return search_torch
+    return search_triton
