@@ -2,7 +2,9 @@ import pytest
 
 from kakera.evaluate.data import load_baseline, load_cases, shipped
 from kakera.evaluate.scoring import score
-from kakera.evaluate.suites import split_calls
+from kakera.evaluate.session import open_engine, open_reader
+from kakera.evaluate.suites import run_suite, split_calls
+from kakera.plan.plan import Wishes
 
 TOOLS = [
     {
@@ -50,3 +52,22 @@ def test_the_rules_give_the_published_verdicts_on_the_baseline_answers(suite):
         answer = baseline[case["id"]]["answer"].strip()
         beside, calls = split_calls(answer, case.get("tools") or ())
         assert score(case, answer, beside, calls) is baseline[case["id"]]["ok"], case["id"]
+
+
+def test_a_suite_runs_through_the_engine_and_prompts_that_do_not_fit_say_so(tiny_model):
+    reader = open_reader(tiny_model)
+    engine = open_engine(tiny_model, Wishes(gpus="cpu", context=512, max_running=2, kv_group=64, host_cache=0))
+
+    def case(name, text):
+        messages = [{"role": "user", "content": text}]
+        return {"id": name, "kind": "single", "messages": messages, "expected": ["x"], "score": "contains_all"}
+
+    done = []
+    cases = [case("a", "Hello"), case("long", "y" * 600), case("b", "Good day")]
+    answers = run_suite("retrieval", cases, engine, reader, lambda: done.append(1))
+    assert [answer.id for answer in answers] == ["a", "long", "b"]
+    assert len(done) == 3
+    assert answers[1].error.startswith("prompt and answer exceed the context of 512")
+    assert answers[0].error == answers[2].error == ""
+    again = run_suite("retrieval", cases[:1], engine, reader)
+    assert again[0].answer == answers[0].answer  # greedy: neither company nor the prefix cache changes an answer

@@ -1,0 +1,76 @@
+"""Scenarios against a real server process with the tiny model."""
+
+import asyncio
+
+import pytest
+
+from kakera.bench.client import Client
+from kakera.bench.load import calibrate, level, prefill_beside, second_turn
+from kakera.bench.server import ServerProcess, flags
+from kakera.bench.text import Prose
+from kakera.errors import EngineDied, KakeraError
+from kakera.plan.plan import Wishes
+
+SMALL = Wishes(gpus="cpu", context=4096, max_running=3, kv_group=64, host_cache=200_000_000)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model):
+    with ServerProcess(str(tiny_model), flags(SMALL)) as running:
+        yield running
+
+
+def measure(server, scenario):
+    async def run():
+        prose = Prose()
+        async with Client(server.url) as client:
+            await calibrate(client, prose)
+            return await scenario(client, prose)
+
+    return asyncio.run(run())
+
+
+def test_options_are_spelled_as_the_command_line_takes_them():
+    assert flags(Wishes()) == []
+    assert flags(Wishes(max_running=3, kv="bf16", host_cache=5)) == [
+        "--max-running",
+        "3",
+        "--kv",
+        "bf16",
+        "--host-cache",
+        "5",
+    ]
+
+
+def test_a_level_reads_every_stream_to_its_end(server):
+    found = measure(server, lambda client, prose: level(client, prose, 2, 64, 24))
+    assert (found.streams, found.new_tokens) == (2, 24)
+    assert found.tokens_per_second > 0 and found.ttft.max > 0
+    assert 48 <= found.prompt_tokens <= 80
+
+
+def test_a_second_turn_is_served_from_the_cache(server):
+    found = measure(server, lambda client, prose: second_turn(client, prose, 1500))
+    assert found.cold_tokens > 1400
+    assert found.cached_share > 0.9
+    assert found.warm_seconds < found.cold_seconds
+
+
+def test_a_long_prompt_beside_running_streams(server):
+    found = measure(server, lambda client, prose: prefill_beside(client, prose, 2, 1000))
+    assert found.alone.p95 > 0 and found.beside.p95 > 0
+    assert 0 < found.kept < 3
+
+
+def test_a_server_that_can_not_start_says_why():
+    with pytest.raises(EngineDied, match="no such directory"), ServerProcess("no-such-model"):
+        pass
+
+
+def test_an_address_without_a_server_is_named():
+    async def connect():
+        async with Client("http://127.0.0.1:9"):
+            pass
+
+    with pytest.raises(KakeraError, match=r"127\.0\.0\.1:9.*is it running"):
+        asyncio.run(connect())
