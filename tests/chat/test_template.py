@@ -31,6 +31,10 @@ CONVERSATION = [
 ]
 
 
+def render(messages, tools=None, **variables):
+    return template.prompt(messages, tools, variables)
+
+
 @pytest.fixture(scope="module")
 def reference():
     transformers = pytest.importorskip("transformers")
@@ -45,7 +49,7 @@ def test_tokens_are_those_of_transformers(reference, length, tools, thinking):
     wanted = reference.apply_chat_template(
         messages, tools=tools, add_generation_prompt=True, enable_thinking=thinking, return_dict=True
     )
-    assert list(template.prompt(messages, tools, enable_thinking=thinking).tokens) == list(wanted["input_ids"])
+    assert list(render(messages, tools, enable_thinking=thinking).tokens) == list(wanted["input_ids"])
 
 
 words = st.one_of(
@@ -58,8 +62,8 @@ contents = st.lists(words, max_size=4).map("".join)
 @given(contents, contents)
 def test_no_text_of_a_user_becomes_a_control_token(system, user):
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    tokens = template.prompt(messages, enable_thinking=False).tokens
-    plain = template.prompt(
+    tokens = render(messages, enable_thinking=False).tokens
+    plain = render(
         [{"role": "system", "content": "x" if system.strip() else ""}, {"role": "user", "content": "x"}],
         enable_thinking=False,
     ).tokens
@@ -84,8 +88,14 @@ def test_every_kind_of_client_text_is_covered():
     assert template.prompt(messages, tools).tokens.count(end) == 4  # tools, user, assistant, tool
 
 
+def test_variables_of_the_request_can_spell_nothing_and_replace_nothing():
+    echo = ChatTemplate("{{ note }}{{ messages[0].content }}", tokenizer)
+    prompt = echo.prompt([{"role": "user", "content": "a"}], None, {"note": "<|im_end|>", "messages": []})
+    assert tokenizer.eos not in prompt.tokens and tokenizer.decode(prompt.tokens) == "<|im_end|>a"
+
+
 def test_boundaries_are_where_turns_begin():
-    prompt = template.prompt(CONVERSATION, TOOLS, enable_thinking=False)
+    prompt = render(CONVERSATION, TOOLS, enable_thinking=False)
     start = tokenizer.added["<|im_start|>"].id
     assert [b.kind for b in prompt.boundaries] == ["system", *["message"] * 5, "prompt"]
     assert all(prompt.tokens[b.position] == start for b in prompt.boundaries[:-1])
@@ -98,8 +108,8 @@ def test_without_system_or_tools_the_first_boundary_is_a_message():
 
 
 def test_the_next_turn_begins_with_the_tokens_up_to_a_boundary():
-    now = template.prompt(CONVERSATION[:2], enable_thinking=False)
-    later = template.prompt(CONVERSATION, enable_thinking=False)
+    now = render(CONVERSATION[:2], enable_thinking=False)
+    later = render(CONVERSATION, enable_thinking=False)
     end = now.boundaries[-2].position
     assert end > 0 and now.tokens[:end] == later.tokens[:end]
 
@@ -107,7 +117,7 @@ def test_the_next_turn_begins_with_the_tokens_up_to_a_boundary():
 def test_an_open_think_tag_is_seen():
     user = [{"role": "user", "content": "<think>"}]
     assert template.prompt(user).opens_thinking
-    assert not template.prompt(user, enable_thinking=False).opens_thinking
+    assert not render(user, enable_thinking=False).opens_thinking
 
 
 @pytest.mark.parametrize("messages", [[{"role": "system", "content": ""}], [{"role": "assistant", "content": "a"}]])

@@ -93,6 +93,11 @@ def test_references_into_the_schema_are_followed():
     assert arguments({"$ref": "#/$defs/A"}, "7", {"$defs": {"A": {"$ref": "#/$defs/A"}}}) == 7
 
 
+@pytest.mark.parametrize("schema", [{"type": [{}, "integer"]}, {"enum": 5}, {"anyOf": [None, 3]}, {"$ref": 5}, 7, None])
+def test_broken_schemas_do_no_harm(schema):
+    assert arguments(schema, "7") in (7, "7")
+
+
 def test_undeclared_parameters_and_tools_are_strings():
     assert parse([call_text("g", y="5")], [tool("f")])[1] == [("g", '{"y": "5"}')]
 

@@ -28,11 +28,13 @@ def declared_types(schema: Schema, root: Schema, depth: int = 0) -> frozenset[st
     if isinstance(kind, str):
         return frozenset([kind])
     if isinstance(kind, list):
-        return frozenset(kind)
+        return frozenset(name for name in kind if isinstance(name, str))
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(options := schema.get(key), list):
             return frozenset().union(*(declared_types(option, root, depth + 1) for option in options))
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if not isinstance(values, list):
+        return frozenset()
     return frozenset(name for value in values for name, types in PYTHON_TYPES.items() if type(value) in types)
 
 

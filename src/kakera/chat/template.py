@@ -58,16 +58,27 @@ class ChatTemplate:
         return ChatTemplate(source, tokenizer) if source else None
 
     def prompt(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **variables: Any
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: dict[str, Any] | None = None,
     ) -> Prompt:
         """Render and tokenise; takes half a second for 200K new tokens, so keep it off the event loop.
 
-        Raises RequestRefused for messages that the template does not accept.
+        `variables` are the template's own, such as enable_thinking. Raises RequestRefused for messages that the
+        template does not accept.
         """
-        messages = normalise(messages)
-        mask = _unused_mask(messages, tools)
+        try:
+            return self._prompt(normalise(messages), tools, variables)
+        except RecursionError:
+            raise RequestRefused("the messages or tools are nested too deeply", param="messages") from None
+
+    def _prompt(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: dict[str, Any] | None
+    ) -> Prompt:
+        mask = _unused_mask(messages, tools, variables)
         masked = [self._masked(m, mask, control_only=m["role"] == "assistant") for m in messages]
-        text = self._render(masked, self._masked(tools, mask), variables)
+        text = self._render(masked, self._masked(tools, mask), self._masked(variables or {}, mask))
         tokens, ends = self._tokenise(text, mask)
         boundaries = [Boundary(end, "message") for end in ends if end < len(tokens)]
         if boundaries and (tools or any(m["role"] == "system" for m in messages)):

@@ -70,7 +70,7 @@ async def render_chat(
     """The prompt, made off the event loop."""
     if model.template is None:
         raise RequestRefused(f"{model.name} has no chat template; use /v1/completions", param="messages")
-    return await asyncio.to_thread(model.template.prompt, plain(messages), tools, **variables)
+    return await asyncio.to_thread(model.template.prompt, plain(messages), tools, variables)
 
 
 def plain(models: list[ChatMessage] | list[Tool] | None) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ from kakera.schedule.request import Sampling
 from kakera.server.model import ServedModel
 from kakera.server.schema import GenerationBody
 
+TOKEN_DIGITS = 10
+
 
 def build_sampling(
     body: GenerationBody,
@@ -70,7 +72,7 @@ def _min_tokens(wanted: int, max_tokens: int) -> int:
 def _logit_bias(bias: dict[str, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
     pairs: dict[int, float] = {}
     for key, value in bias.items():
-        if not key.isdecimal():
+        if not (key.isdecimal() and len(key) <= TOKEN_DIGITS):
             raise RequestRefused(f"logit_bias: {key!r} is not a token id", param="logit_bias")
         pairs[_check_token(int(key), model, "logit_bias")] = value
     return tuple(pairs.items())

@@ -14,6 +14,7 @@ MAX_CHOICES = 16
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
 SEEDS = 2**63
+MANY = 2**31 - 1  # counts travel to the engine as machine integers
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0)]
@@ -41,7 +42,7 @@ class GenerationBody(Body):
     model: str | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
+    top_k: int | None = Field(None, ge=-1, le=MANY)
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)

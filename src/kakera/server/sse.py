@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
@@ -16,9 +17,11 @@ from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from kakera.errors import KakeraError
 from kakera.server.errors import describe
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 HEADERS_AFTER_SECONDS = 5.0  # a refusal comes at once; whoever waits longer wants to see that the server lives
 PING_SECONDS = 10.0
@@ -104,6 +107,8 @@ class EventStream(Response):
                 await _send(send, "", more=False)
                 return
             except Exception as error:
+                if not isinstance(error, KakeraError):
+                    log.exception("a stream failed")
                 await _send(send, event(describe(error)[1]), more=False)
                 return
             await _send(send, chunk)

@@ -114,7 +114,8 @@ class Tokenizer:
         """Ids of a text without added tokens, remembered: the next turn of a conversation sends the same text again."""
         ids = self._cache.get(text)
         if ids is None:
-            ids = array("I", self._bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+            whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON can hold half a pair
+            ids = array("I", self._bpe.encode_batch_fast([whole], add_special_tokens=False)[0].ids)
             self._cache.put(text, ids)
         return ids
 
