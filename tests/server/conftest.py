@@ -1,62 +1,15 @@
-"""A real uvicorn on a free port, in a thread, over the fake engine."""
+"""Fixtures: a served model, servers to start, and one that a module shares."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import httpx
-import openai
 import pytest
-import uvicorn
-from fake_engine import FakeEngine
+from live_server import HELLO, MINI, Live, start
 
-import kakera
-from kakera.server.app import create_app
-from kakera.server.health import EngineWatch
 from kakera.server.model import ServedModel
-
-MINI = Path(kakera.__file__).parent / "data" / "mini"
-
-
-@dataclass
-class Live:
-    url: str
-    engine: FakeEngine
-    model: ServedModel
-    http: httpx.Client = field(init=False)
-    client: openai.OpenAI = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=self.url, timeout=20)
-        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=20)
-
-    def post(self, path: str, **body: Any) -> httpx.Response:
-        return self.http.post(path, json=body)
-
-    def chat(self, text: str = "hi", **more: Any) -> httpx.Response:
-        more.setdefault("chat_template_kwargs", {"enable_thinking": False})
-        return self.post("/v1/chat/completions", model="mini", messages=[{"role": "user", "content": text}], **more)
-
-    def events(self, response: httpx.Response) -> list[dict]:
-        """The stream's chunks; it must end with [DONE]."""
-        lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
-        assert lines[-1] == "[DONE]"
-        return [json.loads(line) for line in lines[:-1]]
-
-    def wait_until(self, condition: Callable[[], Any], seconds: float = 5.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.005)
 
 
 @pytest.fixture(scope="session")
@@ -64,50 +17,10 @@ def model() -> ServedModel:
     return ServedModel.load(MINI, "mini")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextlib.contextmanager
-def start(model: ServedModel, path: Path, streams: list[dict], **options: Any) -> Iterator[Live]:
-    app_options = {key: options.pop(key) for key in ("api_key", "body_limit") if key in options}
-    stall = options.pop("stall_seconds", 60.0)
-    engine = FakeEngine(path, streams, **options)
-    app = create_app(engine, model, watch=EngineWatch(engine, stall_seconds=stall, poll_seconds=0.05), **app_options)
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the server did not start"
-        time.sleep(0.005)
-    live = Live(f"http://127.0.0.1:{port}", engine, model)
-    try:
-        yield live
-    finally:
-        live.http.close()
-        live.client.close()
-        server.should_exit = True
-        thread.join(5)
-
-
 @pytest.fixture
 def serve(model: ServedModel, tmp_path: Path) -> Iterator[Callable[..., Live]]:
     with contextlib.ExitStack() as stack:
         yield lambda streams, **options: stack.enter_context(start(model, tmp_path / "script.json", streams, **options))
-
-
-HELLO = [
-    {"match": "fox", "pieces": ["The quick br", "own", " f", "ox", " jumps"]},
-    {"match": "user-turn", "pieces": ["Hi", "\n", "Use"]},
-    {"match": "emoji", "pieces": ["a", {"bytes": "f0"}, {"bytes": "9f"}, {"bytes": "98"}, {"bytes": "80"}, "b"]},
-    {"match": "halfway", "pieces": ["a", {"bytes": "f0"}, {"bytes": "9f"}]},
-    {"match": "ponder", "text": "I should greet.\n</think>\n\nHello!"},
-    {"match": "endless", "text": "word " * 3000},
-    {"text": "Hello there."},
-]
 
 
 @pytest.fixture(scope="module")

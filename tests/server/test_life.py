@@ -9,8 +9,8 @@ import time
 import httpx
 import pytest
 from fake_engine import FakeEngine
+from live_server import free_port
 
-from conftest import free_port
 from kakera.errors import EngineDied
 from kakera.server.run import serve as serve_until_stopped
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from live_server import free_port
 
-from conftest import free_port
 from kakera.run.client import EngineClient
 from kakera.run.scripted import ScriptedRecipe
 from kakera.server.model import ServedModel
