@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from kakera.model.weights import AttentionWeights
@@ -27,7 +28,7 @@ def full_attention(
     rows, D = x_TH.shape[0], spec.head_dim
     width, kv_width = spec.heads * D, spec.kv_heads * D
     qkv = linear(x_TH, weights.in_OI).contiguous()
-    q, k, v, gate = qkv.split([width, kv_width, kv_width, qkv.shape[1] - width - 2 * kv_width], dim=1)
+    q, k, v, gate = torch.split(qkv, [width, kv_width, kv_width, qkv.shape[1] - width - 2 * kv_width], dim=1)
     q_TQD = rotate(rms_norm(q[:tokens].unflatten(1, (spec.heads, D)), weights.q_scale_D, spec.rms_eps), rotary)
     k_TKD = rotate(rms_norm(k[:tokens].unflatten(1, (spec.kv_heads, D)), weights.k_scale_D, spec.rms_eps), rotary)
     v_TKD = v[:tokens].unflatten(1, (spec.kv_heads, D)).contiguous()

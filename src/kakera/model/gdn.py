@@ -68,7 +68,7 @@ def gated_delta_net(
     """One layer over x_TH [rows, H]; `layer` counts the GDN layers. Updates `states` and fills the spans' saves."""
     V, D = spec.v_heads, spec.v_dim
     mixed = linear(x_TH, weights.in_OI).contiguous()
-    qkv_TC, z, b_TV, a_TV = mixed.split([spec.conv_channels, V * D, V, V], dim=1)
+    qkv_TC, z, b_TV, a_TV = torch.split(mixed, [spec.conv_channels, V * D, V, V], dim=1)
     g_TV = softplus(a_TV.float() + weights.dt_bias_V).mul_(weights.decay_V).neg_()
     projected = Projected(qkv_TC, g_TV, sigmoid(b_TV))
     o_TVD = x_TH.new_zeros(x_TH.shape[0], V, D, dtype=torch.float32)
@@ -122,6 +122,6 @@ def segments(span: Span) -> Iterator[tuple[slice, list[Save]]]:
 def _heads(spec: GdnSpec, conv_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """SiLU, then q [N, J, K] and k [N, J, K], normalised and q scaled, and v [N, V, D]."""
     width = spec.k_heads * spec.k_dim
-    q, k, v = silu(conv_NC).split([width, width, spec.v_heads * spec.v_dim], dim=1)
+    q, k, v = torch.split(silu(conv_NC), [width, width, spec.v_heads * spec.v_dim], dim=1)
     q_NJK, k_NJK = (l2_norm(x.unflatten(1, (spec.k_heads, spec.k_dim))) for x in (q, k))
     return q_NJK.mul_(spec.k_dim**-0.5), k_NJK, v.unflatten(1, (spec.v_heads, spec.v_dim))
