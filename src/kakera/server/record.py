@@ -54,6 +54,8 @@ class RequestRecord:
     def _end(self, reason: str, usages: list[Usage]) -> None:
         cached = min((usage.cached_tokens for usage in usages), default=0)
         miss = usages[0].miss_reason if usages else ""
+        if usages:  # the end token counts too, though it is never sent
+            self.generated = sum(usage.completion_tokens for usage in usages)
         self.metrics.requests.labels(self.route, reason).inc()
         self.metrics.generated_tokens.inc(self.generated)
         if usages:
