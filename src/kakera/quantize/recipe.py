@@ -83,7 +83,7 @@ class Recipe:
         overrides: Mapping[str, int] | None = None,
         seed: int = 0,
     ) -> Recipe:
-        """Rates with a mean over the layers' coded weights of at most `bits` and close to it.
+        """Rates whose mean over the layers' coded weights is at most `bits`, short of it by less than one kind's share.
 
         Head and draft layer are extra: 6 and 4 bits (EXL3's defaults) unless given; escha has an int8 head and a
         3-bit draft layer. `overrides` fixes the rate of single kinds. Raises UsageError for rates outside the format.

@@ -68,7 +68,7 @@ def _search_batch(targets: Tensor, seam: Tensor | None, table: Tensor, bits: int
                 better = (candidate < best).view(torch.uint8)  # branches ascend, so a later one is a maximum
                 torch.maximum(choice, better.mul_(branch), out=choice)
                 torch.minimum(best, candidate, out=best)
-        cost = best.transpose(1, 2).reshape(tiles, ends)
+        cost.view(tiles, -1, branches).copy_(best.transpose(1, 2))
     end = cost.argmin(-1) if seam is None else seam.long()
     return _trace_back(back, end, bits)
 

@@ -28,7 +28,7 @@ COMPANIONS = (
 
 
 class Workspace:
-    """Finished linears of an unfinished output, one file each, in OUT/.unfinished. A kill loses only the one at work."""
+    """Finished linears of an unfinished output, one file each, in OUT/.unfinished. A kill loses the one at work."""
 
     def __init__(self, out: Path):
         self.path = out / UNFINISHED
