@@ -61,7 +61,7 @@ class KVCache:
         fmt.check(spec.head_dim)
         if rotation is not None and not fmt.windowed:
             raise UsageError(f"--rotation: the {fmt.codec} cache is exact and takes no rotation; use --kv int2")
-        self._spec, self._fmt = spec, fmt
+        self._spec = spec
         self._device = torch.device(device)
         self._pool = create_pool(spec, fmt, pages, DECODE_PIECE, self._device)
         self._window_pages = fmt.window_pages if fmt.windowed else 0
@@ -104,17 +104,7 @@ class KVCache:
                 q_KMD.copy_(self._rotation.k.turn(layer, q_KMD))
                 k_KND.copy_(self._rotation.k.turn(layer, k_KND))
                 v_KND.copy_(self._rotation.v.turn(layer, v_KND))
-        kv_P2KND = kv_P2KND.to(self._pool.dtype)
-        band_first, band_P2KND = self._band(layer, span.slot, first, kv_P2KND)
-        self._pool.write_pages(layer, span.pages[first : last + 1], kv_P2KND)
-        sink_2KND = None
-        if self._recent is not None:
-            self._recent.write_pages(layer, span.slot, first, kv_P2KND)
-            sink_2KND = self._recent.sink_rows(layer, span.slot)
-            for save in span.saves:
-                end = save.position // PAGE_TOKENS
-                start = max(0, end - self._window_pages)
-                fill_window(save.into, layer, band_P2KND[start - band_first : end - band_first])
+        band_P2KND, sink_2KND = self._store_segment(layer, span, first, kv_P2KND.to(self._pool.dtype))
         o_PKMD = attend_prefill(self._pool, layer, span.pages, first, q_PKMD, band_P2KND, self._window_pages, sink_2KND)
         if self._rotation is not None:
             for o_KMD in o_PKMD:
@@ -122,15 +112,22 @@ class KVCache:
         o_PKGND = o_PKMD.view(-1, heads, self._spec.group, PAGE_TOKENS, dim)
         return o_PKGND.permute(0, 3, 1, 2, 4).reshape(-1, self._spec.heads, dim)[: span.count]
 
-    def _band(self, layer: int, slot: int, first: int, kv_P2KND: Tensor) -> tuple[int, Tensor]:
-        """The segment's pages behind the R pages before it, from the ring; and the page at which this band begins.
-
-        Must run before the ring is written: a long segment overwrites what its own first pages still need.
-        """
+    def _store_segment(self, layer: int, span: Span, first: int, kv_P2KND: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Write a segment's pages everywhere and fill its save points. Returns the band (the R pages before the segment
+        and the segment) and the sink in float32; None for dense codecs."""
+        self._pool.write_pages(layer, span.pages[first : first + len(kv_P2KND)], kv_P2KND)
+        if self._recent is None:
+            return kv_P2KND, None
         band_first = max(0, first - self._window_pages)
-        if self._recent is None or band_first == first:
-            return first, kv_P2KND
-        return band_first, torch.cat((self._recent.read_pages(layer, slot, band_first, first - 1), kv_P2KND))
+        # the old pages must be read first: a long segment overwrites what its own first pages still need
+        before_P2KND = self._recent.read_pages(layer, span.slot, band_first, first - 1)
+        band_P2KND = torch.cat((before_P2KND, kv_P2KND))
+        self._recent.write_pages(layer, span.slot, first, kv_P2KND)
+        for save in span.saves:
+            end = save.position // PAGE_TOKENS
+            start = max(0, end - self._window_pages)
+            fill_window(save.into, layer, band_P2KND[start - band_first : end - band_first])
+        return band_P2KND, self._recent.sink_rows(layer, span.slot)
 
     def _decode(self, layer: int, spans: Sequence[Span], q_TQD: Tensor, kv_T2KD: Tensor, o_TQD: Tensor) -> None:
         """Token by token where products are concerned, all tokens at once where arithmetic is elementwise."""
