@@ -21,6 +21,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
         from kakera.run.scripted import ScriptedRecipe
 
         return ScriptedRecipe(model.path)
+    from kakera.cli.last_plan import compare_with_last
     from kakera.plan import weights
     from kakera.plan.budget import cautions, make_plan
     from kakera.plan.devices import resolve
@@ -32,7 +33,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
     machine = resolve(wishes.gpus)
     plan = make_plan(spec, wishes, machine, weights.from_checkpoint(model.path, spec))
     say(summary(plan))
-    for caution in cautions(plan, machine):
+    for caution in (*cautions(plan, machine), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan)
 
