@@ -122,6 +122,15 @@ def test_forfeited_saves_are_dropped_and_their_bytes_return():
     cache.check_integrity()
 
 
+def test_release_returns_what_was_reserved_too():
+    cache = make()
+    lease = cache.acquire(Match(b""), 3, slot=0)
+    cache.reserve(lease, [(64, "message"), (128, "message")])
+    cache.release(lease)
+    cache.check_integrity()
+    assert cache.host.used == 0 and cache.device.free == 16
+
+
 def test_the_best_save_points_get_the_last_bytes():
     cache = make(host=2 * 100 + 20)
     lease = cache.acquire(Match(b""), 5, slot=0)

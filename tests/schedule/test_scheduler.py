@@ -130,6 +130,14 @@ def test_preempted_request_gives_the_same_text_and_usage():
     assert resumed >= 1, "resuming is a prefix hit"
 
 
+def test_preempted_requests_do_not_come_back_too_early():
+    driver = Driver(pages=40, slots=8)
+    for i in range(8):
+        driver.submit(prose(100 + 64 * i, seed=i), max_tokens=500)
+    driver.run()
+    assert 0 < driver.cache.counters["preemptions"] <= 3
+
+
 def test_short_prompt_does_not_wait_behind_a_long_one():
     driver = Driver(pages=3000, chunk=512)
     driver.submit(prose(150_000), id="long", max_tokens=1)
