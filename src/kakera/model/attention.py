@@ -29,9 +29,11 @@ def full_attention(
     width, kv_width = spec.heads * D, spec.kv_heads * D
     qkv = linear(x_TH, weights.in_OI).contiguous()
     q, k, v, gate = torch.split(qkv, [width, kv_width, kv_width, qkv.shape[1] - width - 2 * kv_width], dim=1)
-    q_TQD = rotate(rms_norm(q[:tokens].unflatten(1, (spec.heads, D)), weights.q_scale_D, spec.rms_eps), rotary)
-    k_TKD = rotate(rms_norm(k[:tokens].unflatten(1, (spec.kv_heads, D)), weights.k_scale_D, spec.rms_eps), rotary)
-    v_TKD = v[:tokens].unflatten(1, (spec.kv_heads, D)).contiguous()
+    q_TQD = rotate(rms_norm(torch.unflatten(q[:tokens], 1, (spec.heads, D)), weights.q_scale_D, spec.rms_eps), rotary)
+    k_TKD = rotate(
+        rms_norm(torch.unflatten(k[:tokens], 1, (spec.kv_heads, D)), weights.k_scale_D, spec.rms_eps), rotary
+    )
+    v_TKD = torch.unflatten(v[:tokens], 1, (spec.kv_heads, D)).contiguous()
     o_TI = pad_rows(attend(q_TQD, k_TKD, v_TKD).flatten(1), rows)
     if spec.gated:
         o_TI = (sigmoid(gate) * o_TI).to(x_TH.dtype)

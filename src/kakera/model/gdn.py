@@ -76,7 +76,7 @@ def gated_delta_net(
         o_TVD[routes.step_rows] = _step(weights, spec, projected.rows(routes.step_rows), layer, routes, states)
     for span in routes.scans:
         o_TVD[span.rows] = _scan(weights, spec, projected.rows(span.rows), layer, span, states)
-    y_TVD = rms_norm_gated(o_TVD, z.unflatten(1, (V, D)), weights.scale_D, eps)
+    y_TVD = rms_norm_gated(o_TVD, torch.unflatten(z, 1, (V, D)), weights.scale_D, eps)
     return linear(y_TVD.flatten(1), weights.out_OI)
 
 
@@ -123,5 +123,5 @@ def _heads(spec: GdnSpec, conv_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """SiLU, then q [N, J, K] and k [N, J, K], normalised and q scaled, and v [N, V, D]."""
     width = spec.k_heads * spec.k_dim
     q, k, v = torch.split(silu(conv_NC), [width, width, spec.v_heads * spec.v_dim], dim=1)
-    q_NJK, k_NJK = (l2_norm(x.unflatten(1, (spec.k_heads, spec.k_dim))) for x in (q, k))
-    return q_NJK.mul_(spec.k_dim**-0.5), k_NJK, v.unflatten(1, (spec.v_heads, spec.v_dim))
+    q_NJK, k_NJK = (l2_norm(torch.unflatten(x, 1, (spec.k_heads, spec.k_dim))) for x in (q, k))
+    return q_NJK.mul_(spec.k_dim**-0.5), k_NJK, torch.unflatten(v, 1, (spec.v_heads, spec.v_dim))
