@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kakera.bench.client import Client, Trace
@@ -30,28 +30,29 @@ from kakera.text.tokenizer import Tokenizer
 MODEL = "mini"
 ANSWER_TOKENS = 40
 POLL_SECONDS = 0.5
+LINE_SECONDS = 5.0
 PREFILLED = re.compile(r'kakera_engine_counter\{name="prefilled_tokens"\} ([\d.e+]+)')
 
 
-def main(console: Console | None = None) -> int:
-    """Run the demonstration; returns the exit status."""
+def main(model: str = MODEL, console: Console | None = None) -> int:
+    """Run the demonstration on a model that knows the wording of its facts; returns the exit status."""
     console = console or Console(highlight=False)
-    directory = resolve_model(MODEL).path
+    directory = resolve_model(model).path
     wishes = Wishes()
     plan = plan_for(directory, wishes)
     tokens = len(Tokenizer.load(directory).encode(first_message()))
-    console.print(f"[bold]kakera demo[/]: model {MODEL}, {plan.device_names[0]}, KV cache {plan.kv.codec}\n")
+    console.print(f"[bold]kakera demo[/]: model {model}, {plan.device_names[0]}, KV cache {plan.kv.codec}\n")
     with contextlib.ExitStack() as stack:
         with console.status("starting the server (a process of its own)"):
             began = time.perf_counter()
-            server = stack.enter_context(ServerProcess(MODEL))
+            server = stack.enter_context(ServerProcess(model))
         console.print(f"The server answers on {server.url}/v1 after {time.perf_counter() - began:.1f} s.\n")
         first, second = asyncio.run(_converse(server, tokens, console))
     console.print(_table(first, second, plan))
     right = FIRST.right(first.text) and SECOND.right(second.text)
     console.print("\n[green]Both answers are right.[/]" if right else "\n[red]An answer is wrong.[/]")
     if right:
-        console.print(f"Yours to talk to: [bold]kakera chat[/], or [bold]kakera serve {MODEL}[/].")
+        console.print(f"Yours to talk to: [bold]kakera chat[/], or [bold]kakera serve {model}[/].")
     return 0 if right else 1
 
 
@@ -62,38 +63,61 @@ async def _converse(server: ServerProcess, tokens: int, console: Console) -> tup
         console.print(f"A book of about {tokens:,} tokens, two sentences hidden in it, and a question behind it.")
         first = await _ask(client, server, messages, FIRST, tokens, console)
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": SECOND.question}]
-        second = await _ask(client, server, messages, SECOND, 0, console)
+        second = await _ask(client, server, messages, SECOND, tokens, console)
     return first, second
 
 
 async def _ask(
     client: Client, server: ServerProcess, messages: list[dict[str, str]], fact: Fact, tokens: int, console: Console
 ) -> Trace:
-    """Stream one answer to the terminal; while `tokens` prompt tokens are read, show how far the engine is."""
+    """Stream one answer to the terminal; until it begins, show how far the engine is with `tokens` prompt tokens."""
     console.print(f"\n[bold]> {fact.question}[/]")
-    columns = (TextColumn("  reading the prompt"), BarColumn(), TextColumn("{task.completed:,.0f} tokens"))
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        watcher = asyncio.create_task(_watch(server, bar, bar.add_task("", total=max(1, tokens))))
+    reading = _Reading(console, tokens)
+    watcher = asyncio.create_task(_watch(server, reading))
 
-        def on_text(text: str) -> None:
-            if watcher.cancel():  # the first text: the prompt has been read
-                bar.stop()
-            console.print(text, end="", markup=False)
+    def on_text(text: str) -> None:
+        reading.stop()
+        console.print(text, end="", markup=False)
 
-        try:
-            trace = await client.chat(messages, ANSWER_TOKENS, on_text)
-        finally:
-            watcher.cancel()
-    console.print()
-    return trace
+    try:
+        return await client.chat(messages, ANSWER_TOKENS, on_text)
+    finally:
+        watcher.cancel()
+        reading.stop()
+        console.print()
 
 
-async def _watch(server: ServerProcess, bar: Progress, task: TaskID) -> None:
+class _Reading:
+    """How much of the prompt has been read: a bar on a terminal, elsewhere a line now and then."""
+
+    def __init__(self, console: Console, total: int):
+        self._console, self._total = console, total
+        self._told = time.monotonic()
+        columns = (TextColumn("reading the prompt"), BarColumn(), TextColumn("{task.completed:,.0f} tokens"))
+        self._bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        self._task = self._bar.add_task("", total=total)
+        self._active = True
+        if console.is_terminal:
+            self._bar.start()
+
+    def show(self, done: float) -> None:
+        self._bar.update(self._task, completed=done)
+        if not self._console.is_terminal and self._active and time.monotonic() - self._told > LINE_SECONDS:
+            self._told = time.monotonic()
+            self._console.print(f"reading the prompt: {done:,.0f} of {self._total:,} tokens")
+
+    def stop(self) -> None:
+        if self._active and self._console.is_terminal:
+            self._bar.stop()
+        self._active = False
+
+
+async def _watch(server: ServerProcess, reading: _Reading) -> None:
     """Follow the engine's own count of prompt tokens."""
     before = await asyncio.to_thread(_prefilled, server)
     while True:
         await asyncio.sleep(POLL_SECONDS)
-        bar.update(task, completed=await asyncio.to_thread(_prefilled, server) - before)
+        reading.show(await asyncio.to_thread(_prefilled, server) - before)
 
 
 def _prefilled(server: ServerProcess) -> float:
