@@ -4,7 +4,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 PIP    := $(PYTHON) -m pip --disable-pip-version-check
-# The CPU build: nine in ten megabytes of a GPU build are for a GPU. An index that serves CPU builds has this version.
+# The CPU build, because a GPU build brings gigabytes of CUDA libraries. An index that serves CPU builds has this one.
 CPU_TORCH := torch==2.13.0+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 

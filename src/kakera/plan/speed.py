@@ -9,9 +9,10 @@ from kakera.plan.plan import Plan
 from kakera.plan.sizes import live_state_bytes
 from kakera.plan.weights import WeightBytes, linears
 
-# Share of the memory bandwidth that a whole decode step reaches: well-tuned 2-bit engines report 55-70 % of it.
+# Share of the memory bandwidth that a whole decode step reaches: a 27B on two RTX 5060 Ti was reported at 70 %
+# (37 of 52 tokens/s); faster cards wait longer for launches and all-reduce. To be replaced by a measurement.
 DECODE_EFFICIENCY = 0.6
-PREFILL_EFFICIENCY = 0.35  # share of the peak fp16 rate, trellis decoding included
+PREFILL_EFFICIENCY = 0.35  # share of the peak fp16 rate, trellis decoding included; a guess until measured
 CPU_BANDWIDTH = 20e9  # bytes per second, two-channel laptop memory; not measured on this machine
 CPU_FLOPS = 100e9  # fp32 operations per second of a few AVX2 cores; not measured on this machine
 
