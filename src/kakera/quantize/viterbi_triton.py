@@ -17,8 +17,8 @@ from kakera.quantize.viterbi import UNREACHABLE
 from kakera.weights import codebook
 from kakera.weights.trellis import STATE_BITS, WEIGHTS
 
-PROGRAMS_PER_PROCESSOR = 4  # twice what is resident at 8 warps of 122 registers; more only costs scratch
-BLOCK_ENDS = 2048  # path costs a program extends at a time: 8 a thread
+PROGRAMS_PER_PROCESSOR = 4  # resident at K = 2: 8 warps of 59 registers (sm_90); more would only cost scratch
+BLOCK_ENDS = 1024  # path costs extended at a time, 4 a thread; 2048 needs 122 to 254 registers and halves occupancy
 WARPS = 8
 MULTIPLIER = tl.constexpr(codebook.MCG_MULTIPLIER)
 FAR = tl.constexpr(UNREACHABLE)
