@@ -72,13 +72,13 @@ def test_lengths_around_page_borders(codec: str, length: int) -> None:
 
 
 def test_long_history_in_several_pieces() -> None:
-    """1,300 tokens: three prefill pieces and two decode pieces of history."""
-    spec, fmt = make_spec(heads=3, kv_heads=1, full=1), KvFormat("int2", 32, 1)
-    stream = make_stream(spec, 1300, 3, pages(21))
+    """2,300 tokens: five prefill pieces and two decode pieces of history."""
+    spec, fmt = make_spec(heads=3, kv_heads=1, full=1), KvFormat("int2", 64, 1)
+    stream = make_stream(spec, 2300, 3, pages(36))
     wanted = oracle(spec, fmt, stream)
-    cache = KVCache(spec, fmt, 21, 1)
-    assert worst(prefill(cache, stream, [1280, 1300]), wanted) < TOLERANCE
-    assert worst(decode_from(cache, stream, 1280), wanted[:, 1280:]) < TOLERANCE
+    cache = KVCache(spec, fmt, 36, 1)
+    assert worst(prefill(cache, stream, [1280, 2300]), wanted) < TOLERANCE
+    assert worst(decode_from(cache, stream, 2290), wanted[:, 2290:]) < TOLERANCE
 
 
 def test_rotations_and_centres_of_each_head() -> None:
