@@ -77,5 +77,9 @@ class Batch:
         return self.decode + self.prefill
 
     @property
+    def decode_rows(self) -> int:
+        return sum(span.count for span in self.decode)
+
+    @property
     def device(self) -> torch.device:
         return self.tokens_T.device

@@ -32,6 +32,7 @@ class GdnRoutes:
     step_rows: Tensor
     slots: Tensor
     scans: tuple[Span, ...]
+    fast_rows: int  # of decode spans, for `linear`
 
     @staticmethod
     def of(batch: Batch) -> GdnRoutes:
@@ -41,6 +42,7 @@ class GdnRoutes:
             step_rows=torch.tensor([span.offset for span in steps], dtype=torch.int64, device=batch.device),
             slots=torch.tensor([span.slot for span in steps], dtype=torch.int64, device=batch.device),
             scans=tuple(span for span in batch.decode if span.count != 1) + batch.prefill,
+            fast_rows=batch.decode_rows,
         )
 
 
@@ -65,19 +67,19 @@ def gated_delta_net(
     routes: GdnRoutes,
     states: StatePool,
 ) -> Tensor:
-    """One layer over x_TH [rows, H]; `layer` counts the GDN layers. Updates `states` and fills the spans' saves."""
+    """One layer over x_TH [T, H]; `layer` counts the GDN layers. Updates `states` and fills the spans' saves."""
     V, D = spec.v_heads, spec.v_dim
-    mixed = linear(x_TH, weights.in_OI).contiguous()
+    mixed = linear(x_TH, weights.in_OI, routes.fast_rows).contiguous()
     qkv_TC, z, b_TV, a_TV = torch.split(mixed, [spec.conv_channels, V * D, V, V], dim=1)
     g_TV = softplus(a_TV.float() + weights.dt_bias_V).mul_(weights.decay_V).neg_()
     projected = Projected(qkv_TC, g_TV, sigmoid(b_TV))
-    o_TVD = x_TH.new_zeros(x_TH.shape[0], V, D, dtype=torch.float32)
+    o_TVD = x_TH.new_empty(x_TH.shape[0], V, D, dtype=torch.float32)
     if routes.steps:
         o_TVD[routes.step_rows] = _step(weights, spec, projected.rows(routes.step_rows), layer, routes, states)
     for span in routes.scans:
         o_TVD[span.rows] = _scan(weights, spec, projected.rows(span.rows), layer, span, states)
     y_TVD = rms_norm_gated(o_TVD, torch.unflatten(z, 1, (V, D)), weights.scale_D, eps)
-    return linear(y_TVD.flatten(1), weights.out_OI)
+    return linear(y_TVD.flatten(1), weights.out_OI, routes.fast_rows)
 
 
 def _step(
@@ -121,7 +123,6 @@ def segments(span: Span) -> Iterator[tuple[slice, list[Save]]]:
 
 def _heads(spec: GdnSpec, conv_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """SiLU, then q [N, J, K] and k [N, J, K], normalised and q scaled, and v [N, V, D]."""
-    width = spec.k_heads * spec.k_dim
-    q, k, v = torch.split(silu(conv_NC), [width, width, spec.v_heads * spec.v_dim], dim=1)
-    q_NJK, k_NJK = (l2_norm(torch.unflatten(x, 1, (spec.k_heads, spec.k_dim))) for x in (q, k))
-    return q_NJK.mul_(spec.k_dim**-0.5), k_NJK, torch.unflatten(v, 1, (spec.v_heads, spec.v_dim))
+    qk, v = torch.split(silu(conv_NC), [2 * spec.k_heads * spec.k_dim, spec.v_heads * spec.v_dim], dim=1)
+    q_NJK, k_NJK = l2_norm(qk.view(-1, 2, spec.k_heads, spec.k_dim)).unbind(1)
+    return q_NJK * spec.k_dim**-0.5, k_NJK, torch.unflatten(v, 1, (spec.v_heads, spec.v_dim))

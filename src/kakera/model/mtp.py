@@ -32,13 +32,12 @@ def draft_hidden(model: HybridModel, tokens_N: Tensor, hidden_NH: Tensor) -> Ten
     if weights is None:
         raise CheckpointError("this model directory has no multi-token prediction layer (mtp.* tensors)")
     spec, eps = model.spec, model.spec.rms_eps
-    count = len(tokens_N)
-    rotary = Rotary.at(torch.arange(count, device=tokens_N.device), spec.rotary_dim, spec.rope_theta)
+    rotary = Rotary.at(torch.arange(len(tokens_N), device=tokens_N.device), spec.rotary_dim, spec.rope_theta)
     x_NH = _pair(weights, F.embedding(tokens_N, model.weights.embedding_VH), hidden_NH, eps)
     layer = weights.layer
     assert isinstance(layer.mixer, AttentionWeights)
     normed_NH = rms_norm(x_NH, layer.input_scale_H, eps)
-    x_NH = x_NH + full_attention(layer.mixer, spec, normed_NH, rotary, count, causal_attention)
+    x_NH = x_NH + full_attention(layer.mixer, spec, normed_NH, rotary, causal_attention)
     x_NH = x_NH + mlp(layer.mlp, rms_norm(x_NH, layer.post_scale_H, eps))
     return rms_norm(x_NH, weights.scale_H, eps)
 

@@ -15,7 +15,7 @@ from kakera.model.gdn import GdnRoutes, gated_delta_net
 from kakera.model.mlp import mlp
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights, ModelWeights, Progress, load_weights
-from kakera.ops.linear import linear, pad_rows, padded_rows
+from kakera.ops.linear import linear
 from kakera.ops.norm import rms_norm
 from kakera.ops.rotary import Rotary
 from kakera.plan.spec import ModelSpec
@@ -54,12 +54,10 @@ class HybridModel:
         """Hidden states after the final norm, [T, H]. Writes the batch's keys, values and states, fills its saves.
 
         On a CPU the values of prefill rows have the same bits whatever else is in the batch and wherever the prompt
-        was cut (at multiples of 64); rows of a pass without prefill are padded for speed only.
+        was cut (at multiples of 64).
         """
-        tokens = len(batch.tokens_T)
-        rows = padded_rows(tokens, exact=len(batch.prefill) > 0, device=batch.device)
         rotary = Rotary.at(batch.positions_T, self.spec.rotary_dim, self.spec.rope_theta)
-        x_TH = pad_rows(F.embedding(batch.tokens_T, self.weights.embedding_VH), rows)
+        x_TH = F.embedding(batch.tokens_T, self.weights.embedding_VH)
         routes = GdnRoutes.of(batch)
         gdn = full = 0
         for layer in self.weights.layers:
@@ -73,16 +71,15 @@ class HybridModel:
                     layer.mixer, self.spec.gdn, self.spec.rms_eps, normed_TH, gdn, routes, states
                 )
                 gdn += 1
-            x_TH = x_TH + mlp(layer.mlp, rms_norm(x_TH, layer.post_scale_H, self.spec.rms_eps))
-        hidden_TH = rms_norm(x_TH, self.weights.scale_H, self.spec.rms_eps)[:tokens]
+            x_TH = x_TH + mlp(layer.mlp, rms_norm(x_TH, layer.post_scale_H, self.spec.rms_eps), batch.decode_rows)
+        hidden_TH = rms_norm(x_TH, self.weights.scale_H, self.spec.rms_eps)
         _save_hidden(batch, hidden_TH)
         return hidden_TH
 
     @torch.inference_mode()
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """The head over post-norm hidden states: float32 [R, vocabulary], vocabulary contiguous."""
-        rows = padded_rows(len(hidden_RH), exact=False, device=hidden_RH.device)
-        return linear(pad_rows(hidden_RH, rows), self.weights.head_VH)[: len(hidden_RH)].float().contiguous()
+        return linear(hidden_RH, self.weights.head_VH, fast_rows=len(hidden_RH)).float().contiguous()
 
     def _attend(
         self, weights: AttentionWeights, x_TH: Tensor, rotary: Rotary, layer: int, batch: Batch, kv: KeyValues
@@ -90,7 +87,7 @@ class HybridModel:
         def attend(q_TQD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
             return kv.attend(layer, batch, q_TQD, k_TKD, v_TKD)
 
-        return full_attention(weights, self.spec, x_TH, rotary, len(batch.tokens_T), attend)
+        return full_attention(weights, self.spec, x_TH, rotary, attend, batch.decode_rows)
 
 
 def _save_hidden(batch: Batch, hidden_TH: Tensor) -> None:

@@ -1,11 +1,10 @@
-"""Linears on a flat batch of rows, with the row counts at which a CPU's GEMM is fast and repeatable.
+"""Linears on a flat batch of rows, in the products at which a CPU's GEMM is fast, or repeatable.
 
-Two measurements decided the form (torch 2.13, MKL, 2 cores of an AMD EPYC with AVX2, weights of a 78M-parameter model):
-
-* `w @ x.T` reads the weights at the memory's speed for 4 rows (15 ms, `F.linear`: 48 ms; even a single row takes
-  22 ms there) and is 30 to 50 % faster up to 256 rows.
-* A row's result has the same bits whatever other rows are in the batch, provided the row count is a multiple of 16:
-  MKL splits rows among threads, and a remainder of 1 to 11 rows runs through another kernel.
+* `w @ x.T` reads the weights at the memory's speed for 4 rows: 15 ms for 78M float32 weights on 2 cores of an AMD EPYC
+  (AVX2, torch 2.13, MKL), where `F.linear` takes 48 ms, and 22 ms even for a single row. Few rows are padded to that.
+* A library chooses kernels, and how threads share the work, by the shape of a product, and a row's last bits follow.
+  So rows that must be repeatable go through products of one shape: 64 rows, whatever the batch. (One product of a
+  multiple of 16 rows was enough on the EPYC and is 15 % faster; on a Xeon with AVX-512 and 2 threads it was not.)
 """
 
 from __future__ import annotations
@@ -14,35 +13,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-EXACT_ROWS = 16
-FAST_ROWS = (4, 8)
+BLOCK_ROWS = 64
 
 
-def padded_rows(rows: int, *, exact: bool, device: torch.device) -> int:
-    """Rows that a batch of `rows` should have. `exact`: a row's bits must not depend on the other rows.
+def linear(x_TI: Tensor, w_OI: Tensor, fast_rows: int = 0) -> Tensor:
+    """x w^T, [T, O]. On a CPU perhaps a transposed view: whoever needs rows in one piece asks for them.
 
-    On a GPU nothing is padded: its libraries choose kernels by shape anyway, so equality there is a tolerance.
+    The first `fast_rows` rows (decode) are computed the fast way. The bits of every other row depend on nothing but
+    the row, the weight and the number of threads. On a GPU there is no such promise, and one product for all rows.
     """
-    if device.type != "cpu":
-        return rows
-    if not exact:
-        for fast in FAST_ROWS:
-            if rows <= fast:
-                return fast
-    return -(-rows // EXACT_ROWS) * EXACT_ROWS
-
-
-def pad_rows(x_T: Tensor, rows: int) -> Tensor:
-    """`x_T` with zero rows behind it, `rows` in all; `x_T` itself if it has as many."""
-    missing = rows - x_T.shape[0]
-    return x_T if missing == 0 else torch.cat([x_T, x_T.new_zeros(missing, *x_T.shape[1:])])
-
-
-def linear(x_TI: Tensor, w_OI: Tensor) -> Tensor:
-    """x w^T, [T, O]; on a CPU a transposed view, so that whoever needs rows in one piece asks for them."""
     if x_TI.device.type != "cpu":
         return F.linear(x_TI, w_OI)
-    return torch.mm(w_OI, x_TI.t()).t()
+    parts = [_product(x_TI[:fast_rows], w_OI, few_rows(fast_rows))] if fast_rows else []
+    parts += [
+        _product(block_NI, w_OI, BLOCK_ROWS) for block_NI in torch.split(x_TI[fast_rows:], BLOCK_ROWS) if len(block_NI)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def few_rows(rows: int) -> int:
+    """The row count at which `rows` rows are computed fastest: 4, 8, or a multiple of 16."""
+    return 4 if rows <= 4 else 8 if rows <= 8 else -(-rows // 16) * 16
+
+
+def _product(x_NI: Tensor, w_OI: Tensor, rows: int) -> Tensor:
+    count = len(x_NI)
+    if count < rows:
+        x_NI = F.pad(x_NI, (0, 0, 0, rows - count))
+    return torch.mm(w_OI, x_NI.t()).t()[:count]
 
 
 def linear_reference(x_TI: Tensor, w_OI: Tensor) -> Tensor:

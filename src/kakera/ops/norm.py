@@ -7,6 +7,7 @@ weight, gated by SiLU, inside it. The loader adds the one, so that here every sc
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kakera.ops.activation import silu
@@ -16,23 +17,19 @@ L2_EPS = 1e-6
 
 def rms_norm(x_TH: Tensor, scale_H: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) scale over the last dimension; `scale_H` float32; result in x's dtype."""
-    return _normalised(x_TH.float(), eps).mul_(scale_H).to(x_TH.dtype)
+    return F.rms_norm(x_TH.float(), scale_H.shape, scale_H, eps).to(x_TH.dtype)
 
 
 def rms_norm_gated(x_TVD: Tensor, gate_TVD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
     """The norm inside Gated DeltaNet: rms_norm(x) scale silu(gate), rounded to the gate's dtype before the scale."""
-    normed = _normalised(x_TVD.float(), eps).to(gate_TVD.dtype).float().mul_(scale_D)
-    return normed.mul_(silu(gate_TVD)).to(gate_TVD.dtype)
+    normed = F.rms_norm(x_TVD.float(), scale_D.shape, None, eps).to(gate_TVD.dtype).float()
+    return silu(gate_TVD).mul_(scale_D).mul_(normed).to(gate_TVD.dtype)
 
 
 def l2_norm(x_TD: Tensor) -> Tensor:
     """x / sqrt(sum(x^2) + 1e-6) over the last dimension, in float32. The eps goes to the sum, not to the mean."""
     x = x_TD.float()
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + L2_EPS)
-
-
-def _normalised(x: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + eps)
 
 
 def rms_norm_reference(x_TH: Tensor, scale_H: Tensor, eps: float) -> Tensor:
