@@ -30,7 +30,7 @@ from kakera.text.tokenizer import Tokenizer
 MODEL = "mini"
 ANSWER_TOKENS = 40
 POLL_SECONDS = 0.5
-LINE_SECONDS = 5.0
+LINES = 8
 PREFILLED = re.compile(r'kakera_engine_counter\{name="prefilled_tokens"\} ([\d.e+]+)')
 
 
@@ -92,7 +92,7 @@ class _Reading:
 
     def __init__(self, console: Console, total: int):
         self._console, self._total = console, total
-        self._told = time.monotonic()
+        self._told = 0.0
         columns = (TextColumn("reading the prompt"), BarColumn(), TextColumn("{task.completed:,.0f} tokens"))
         self._bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
         self._task = self._bar.add_task("", total=total)
@@ -102,8 +102,8 @@ class _Reading:
 
     def show(self, done: float) -> None:
         self._bar.update(self._task, completed=done)
-        if not self._console.is_terminal and self._active and time.monotonic() - self._told > LINE_SECONDS:
-            self._told = time.monotonic()
+        if not self._console.is_terminal and self._active and done - self._told >= self._total / LINES:
+            self._told = done
             self._console.print(f"reading the prompt: {done:,.0f} of {self._total:,} tokens")
 
     def stop(self) -> None:
