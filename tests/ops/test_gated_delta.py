@@ -45,13 +45,14 @@ def test_a_cut_on_the_grid_changes_no_bit(cut: int):
     assert torch.equal(end, after)
 
 
-def test_sub_ranges_change_no_bit(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("size", [128, 1024])
+def test_ranges_of_several_chunks_at_once(monkeypatch: pytest.MonkeyPatch, size: int):
     args, state = inputs(230)
-    whole, after = gated_delta_chunk(*args, state)
-    monkeypatch.setattr(chunk_module, "RANGE", 64)
+    expected, after = gated_delta_recurrent(*args, state)
+    monkeypatch.setattr(chunk_module, "CPU_RANGE", size)
     output, end = gated_delta_chunk(*args, state)
-    assert torch.equal(output, whole)
-    assert torch.equal(end, after)
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(end, after, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_of_several_sequences_equals_the_recurrence_of_each():
