@@ -71,7 +71,7 @@ def gated_delta_net(
     V, D = spec.v_heads, spec.v_dim
     mixed = linear(x_TH, weights.in_OI, routes.fast_rows).contiguous()
     qkv_TC, z, b_TV, a_TV = torch.split(mixed, [spec.conv_channels, V * D, V, V], dim=1)
-    g_TV = softplus(a_TV.float() + weights.dt_bias_V).mul_(weights.decay_V).neg_()
+    g_TV = softplus(a_TV.float() + weights.dt_bias_V).mul_(weights.rate_V)
     projected = Projected(qkv_TC, g_TV, sigmoid(b_TV))
     o_TVD = x_TH.new_empty(x_TH.shape[0], V, D, dtype=torch.float32)
     if routes.steps:

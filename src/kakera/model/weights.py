@@ -36,7 +36,7 @@ class GdnWeights:
     in_OI: Tensor  # q | k | v (convolved together) | z | b | a
     out_OI: Tensor
     conv_KC: Tensor  # float32 [taps, channels]
-    decay_V: Tensor  # exp(A_log), float32
+    rate_V: Tensor  # -exp(A_log), float32: g = rate softplus(a + dt_bias)
     dt_bias_V: Tensor  # float32
     scale_D: Tensor  # of the gated norm
 
@@ -141,7 +141,7 @@ class _Loader:
             in_OI=torch.cat(parts),
             out_OI=self.linear(f"{name}.out_proj", self.spec.hidden, values),
             conv_KC=conv_C1K[:, 0].t().contiguous(),
-            decay_V=self.float32(f"{name}.A_log", gdn.v_heads).exp(),
+            rate_V=-self.float32(f"{name}.A_log", gdn.v_heads).exp(),
             dt_bias_V=self.float32(f"{name}.dt_bias", gdn.v_heads),
             scale_D=self.float32(f"{name}.norm.weight", gdn.v_dim),
         )

@@ -50,7 +50,7 @@ def gated_delta_step(
     read_BV2D.mul_(decay_BV[:, :, None, None])
     correction_BVD = beta_BV[:, :, None] * (v_BVD - read_BV2D[:, :, 0])
     for b, slot in enumerate(slots):
-        state_SVKD[slot].mul_(decay_BV[b, :, None, None])
-        state_SVKD[slot].addcmul_(kq_BV2K[b, :, 0, :, None], correction_BVD[b, :, None, :])
+        state_VKD = state_SVKD[slot]
+        state_VKD.mul_(decay_BV[b, :, None, None]).addcmul_(kq_BV2K[b, :, 0, :, None], correction_BVD[b, :, None, :])
     overlap_BV = (kq_BV2K[:, :, 0] * kq_BV2K[:, :, 1]).sum(-1)
     return read_BV2D[:, :, 1] + overlap_BV[:, :, None] * correction_BVD

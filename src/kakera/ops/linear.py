@@ -24,10 +24,10 @@ def linear(x_TI: Tensor, w_OI: Tensor, fast_rows: int = 0) -> Tensor:
     """
     if x_TI.device.type != "cpu":
         return F.linear(x_TI, w_OI)
+    if fast_rows == len(x_TI):
+        return _product(x_TI, w_OI, few_rows(fast_rows))
     parts = [_product(x_TI[:fast_rows], w_OI, few_rows(fast_rows))] if fast_rows else []
-    parts += [
-        _product(block_NI, w_OI, BLOCK_ROWS) for block_NI in torch.split(x_TI[fast_rows:], BLOCK_ROWS) if len(block_NI)
-    ]
+    parts += [_product(block_NI, w_OI, BLOCK_ROWS) for block_NI in torch.split(x_TI[fast_rows:], BLOCK_ROWS)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
