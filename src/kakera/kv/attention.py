@@ -44,15 +44,25 @@ def attend_prefill(
         rows_2KND = pages_to_rows(band_P2KND[low - band_first : first + i + 1 - band_first])
         block = PlainBlock(rows_2KND, mask_MN)
         states.append(OnlineSoftmax(block.scores(q_PBMD[i]), block))
+    # pages that every query page reads as history; there a GPU takes all rows at once, or launches would cost the most
+    shared = lows[0] // PREFILL_PIECE * PREFILL_PIECE if q_PBMD.is_cuda else 0
+    together = OnlineSoftmax.join(states) if shared else None
+    q_BXD = q_PBMD.transpose(0, 1).flatten(1, 2)
     for start in range(0, lows[-1], PREFILL_PIECE):
         piece_2KND = pool.read(layer, table[start : min(start + PREFILL_PIECE, lows[-1])])
         if start == 0 and sink_2KND is not None:
             piece_2KND[:, :, :PAGE_TOKENS] = sink_2KND
+        if together is not None and start < shared:
+            block = PlainBlock(piece_2KND)
+            together.add(block.scores(q_BXD), block)
+            continue
+        if together is not None:
+            states, together = together.split(count), None
         for i, low in enumerate(lows):
             if low > start:
                 block = PlainBlock(piece_2KND[:, :, : (low - start) * PAGE_TOKENS])
                 states[i].add(block.scores(q_PBMD[i]), block)
-    return torch.stack([state.result() for state in states])
+    return torch.stack([state.result() for state in (together.split(count) if together else states)])
 
 
 def attend_token(pool: PagePool, layer: int, history: Tensor, q_KGD: Tensor, recent_2KND: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -46,6 +47,25 @@ class OnlineSoftmax:
         p_BMN = scores_BMN.sub_(self._max_BM1).exp_()
         self._sum_BM1 = p_BMN.sum(-1, keepdim=True)
         self._out_BMD = block.mix(p_BMN)
+
+    @staticmethod
+    def join(states: Sequence[OnlineSoftmax]) -> OnlineSoftmax:
+        """One state of all rows, in the order given, each behind the other along M."""
+        return OnlineSoftmax._of(*(torch.cat(parts, 1) for parts in zip(*(s._parts() for s in states), strict=True)))
+
+    def split(self, count: int) -> list[OnlineSoftmax]:
+        """The inverse of `join` for `count` states of equally many rows; they share this one's memory."""
+        parts = (part.chunk(count, 1) for part in self._parts())
+        return [OnlineSoftmax._of(*part) for part in zip(*parts, strict=True)]
+
+    @staticmethod
+    def _of(max_BM1: Tensor, sum_BM1: Tensor, out_BMD: Tensor) -> OnlineSoftmax:
+        state = OnlineSoftmax.__new__(OnlineSoftmax)
+        state._max_BM1, state._sum_BM1, state._out_BMD = max_BM1, sum_BM1, out_BMD
+        return state
+
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._max_BM1, self._sum_BM1, self._out_BMD
 
     def add(self, scores_BMN: Tensor, block: ValueBlock) -> None:
         """Take in further keys, given their logits, which are overwritten."""

@@ -1,7 +1,8 @@
 """Linears on a flat batch of rows, in the products at which a CPU's GEMM is fast, or repeatable.
 
-* `w @ x.T` reads the weights at the memory's speed for 4 rows: 15 ms for 78M float32 weights on 2 cores of an AMD EPYC
-  (AVX2, torch 2.13, MKL), where `F.linear` takes 48 ms, and 22 ms even for a single row. Few rows are padded to that.
+* `w @ x.T` reads the weights near the memory's speed for few rows: 78M float32 weights on 2 cores of an AMD EPYC
+  (AVX2, torch 2.13, MKL) take 17.8 ms for 2 rows and 21.5 ms for 4, where `F.linear` takes 42 and 49 ms, and 21.6 ms
+  even for a single row. Few rows are padded to that. (Summing the weights once takes 11.6 ms.)
 * A library chooses kernels, and how threads share the work, by the shape of a product, and a row's last bits follow.
   So rows that must be repeatable go through products of one shape: 64 rows, whatever the batch. (One product of a
   multiple of 16 rows was enough on the EPYC and is 15 % faster; on a Xeon with AVX-512 and 2 threads it was not.)
@@ -32,8 +33,8 @@ def linear(x_TI: Tensor, w_OI: Tensor, fast_rows: int = 0) -> Tensor:
 
 
 def few_rows(rows: int) -> int:
-    """The row count at which `rows` rows are computed fastest: 4, 8, or a multiple of 16."""
-    return 4 if rows <= 4 else 8 if rows <= 8 else -(-rows // 16) * 16
+    """The row count at which `rows` rows are computed fastest: 2, 4, 8, or a multiple of 16."""
+    return next((few for few in (2, 4, 8) if rows <= few), -(-rows // 16) * 16)
 
 
 def _product(x_NI: Tensor, w_OI: Tensor, rows: int) -> Tensor:

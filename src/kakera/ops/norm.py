@@ -7,7 +7,6 @@ weight, gated by SiLU, inside it. The loader adds the one, so that here every sc
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kakera.ops.activation import silu
@@ -17,13 +16,18 @@ L2_EPS = 1e-6
 
 def rms_norm(x_TH: Tensor, scale_H: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) scale over the last dimension; `scale_H` float32; result in x's dtype."""
-    return F.rms_norm(x_TH.float(), scale_H.shape, scale_H, eps).to(x_TH.dtype)
+    return _unit_rms(x_TH.float(), eps).mul_(scale_H).to(x_TH.dtype)
 
 
 def rms_norm_gated(x_TVD: Tensor, gate_TVD: Tensor, scale_D: Tensor, eps: float) -> Tensor:
     """The norm inside Gated DeltaNet: rms_norm(x) scale silu(gate), rounded to the gate's dtype before the scale."""
-    normed = F.rms_norm(x_TVD.float(), scale_D.shape, None, eps).to(gate_TVD.dtype).float()
+    normed = _unit_rms(x_TVD.float(), eps).to(gate_TVD.dtype).float()
     return silu(gate_TVD).mul_(scale_D).mul_(normed).to(gate_TVD.dtype)
+
+
+def _unit_rms(x: Tensor, eps: float) -> Tensor:
+    """A new tensor. Spelled out: `F.rms_norm` on a CPU is a chain of ten operations, 60 us for one row of 512."""
+    return x * (x * x).mean(-1, keepdim=True).add_(eps).rsqrt_()
 
 
 def l2_norm(x_TD: Tensor) -> Tensor:
