@@ -19,7 +19,8 @@ from kakera.plan.plan import Plan
 from kakera.run.engine import LocalEngine
 from kakera.run.runner import TorchRunner
 from kakera.run.store import STATE_DTYPES, CheckpointShape
-from kakera.schedule.scheduler import Limits, Scheduler
+from kakera.schedule.limits import Limits
+from kakera.schedule.scheduler import Scheduler
 
 COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # 16-bit matmul is far slower on AVX2 machines
 

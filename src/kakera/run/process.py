@@ -24,7 +24,7 @@ def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) ->
     """Entry of the child process. Exits 70 if the engine breaks; the client sees the process end."""
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we stop
-    socket = zmq.Context.instance().socket(zmq.PAIR)
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     socket.connect(endpoint)
     try:
         engine = build()
@@ -40,7 +40,7 @@ def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) ->
         sys.exit(70)
 
 
-def serve(engine: LocalEngine, socket: zmq.Socket) -> None:
+def serve(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
     """One thread, one loop: read messages, run a step, send events."""
     last_sent = 0.0
     idle = False
@@ -59,7 +59,7 @@ def serve(engine: LocalEngine, socket: zmq.Socket) -> None:
             last_sent = now
 
 
-def _receive(engine: LocalEngine, socket: zmq.Socket) -> None:
+def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
     while True:
         try:
             message = decode_to_engine(socket.recv(zmq.NOBLOCK))
