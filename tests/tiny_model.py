@@ -12,7 +12,7 @@ from torch import Tensor
 from kakera.text.tokenizer import byte_alphabet
 
 HIDDEN, INTERMEDIATE, VOCAB = 64, 128, 320
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 64
+HEADS, KV_HEADS, HEAD_DIM = 6, 2, 64  # a group of 3: what assumes powers of two shows
 K_HEADS, V_HEADS, GDN_DIM, TAPS = 2, 4, 32, 4
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 CONFIG = {
@@ -73,17 +73,20 @@ def random_tensors(seed: int) -> dict[str, Tensor]:
     def matrix(rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, generator=generator) * columns**-0.5
 
+    def norm(width: int) -> Tensor:
+        return torch.randn(width, generator=generator) * 0.2
+
     tensors = {
         "model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
         "lm_head.weight": matrix(VOCAB, HIDDEN) * 3,
-        "model.norm.weight": torch.zeros(HIDDEN),
+        "model.norm.weight": norm(HIDDEN),
     }
     for i, kind in enumerate(CONFIG["layer_types"]):
-        mixer = _gdn(matrix, generator) if kind == "linear_attention" else _attention(matrix)
+        mixer = _gdn(matrix, norm, generator) if kind == "linear_attention" else _attention(matrix, norm)
         layer = {
             **mixer,
-            "input_layernorm.weight": torch.zeros(HIDDEN),
-            "post_attention_layernorm.weight": torch.zeros(HIDDEN),
+            "input_layernorm.weight": norm(HIDDEN),
+            "post_attention_layernorm.weight": norm(HIDDEN),
             "mlp.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN),
             "mlp.up_proj.weight": matrix(INTERMEDIATE, HIDDEN),
             "mlp.down_proj.weight": matrix(HIDDEN, INTERMEDIATE),
@@ -92,18 +95,18 @@ def random_tensors(seed: int) -> dict[str, Tensor]:
     return {name: tensor.bfloat16() for name, tensor in tensors.items()}
 
 
-def _attention(matrix) -> dict[str, Tensor]:
+def _attention(matrix, norm) -> dict[str, Tensor]:
     return {
         "self_attn.q_proj.weight": matrix(2 * HEADS * HEAD_DIM, HIDDEN),
         "self_attn.k_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
         "self_attn.v_proj.weight": matrix(KV_HEADS * HEAD_DIM, HIDDEN),
         "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM),
-        "self_attn.q_norm.weight": torch.zeros(HEAD_DIM),
-        "self_attn.k_norm.weight": torch.zeros(HEAD_DIM),
+        "self_attn.q_norm.weight": norm(HEAD_DIM),
+        "self_attn.k_norm.weight": norm(HEAD_DIM),
     }
 
 
-def _gdn(matrix, generator: torch.Generator) -> dict[str, Tensor]:
+def _gdn(matrix, norm, generator: torch.Generator) -> dict[str, Tensor]:
     channels = 2 * K_HEADS * GDN_DIM + V_HEADS * GDN_DIM
     return {
         "linear_attn.in_proj_qkv.weight": matrix(channels, HIDDEN),
@@ -113,6 +116,6 @@ def _gdn(matrix, generator: torch.Generator) -> dict[str, Tensor]:
         "linear_attn.A_log": torch.rand(V_HEADS, generator=generator),
         "linear_attn.dt_bias": torch.rand(V_HEADS, generator=generator) - 3,
         "linear_attn.conv1d.weight": torch.randn(channels, 1, TAPS, generator=generator) * 0.5,
-        "linear_attn.norm.weight": torch.ones(GDN_DIM),
+        "linear_attn.norm.weight": 1 + norm(GDN_DIM),
         "linear_attn.out_proj.weight": matrix(HIDDEN, V_HEADS * GDN_DIM),
     }
