@@ -5,6 +5,7 @@ from __future__ import annotations
 from kakera.run.interface import EngineLimits, Runner
 from kakera.schedule.request import EngineStats, Event, Request
 from kakera.schedule.scheduler import Scheduler
+from kakera.schedule.step import StepResult
 
 
 class LocalEngine:
@@ -13,6 +14,7 @@ class LocalEngine:
     def __init__(self, scheduler: Scheduler, runner: Runner):
         self.scheduler = scheduler
         self.runner = runner
+        self._unseen: list[Event] = []
 
     @property
     def limits(self) -> EngineLimits:
@@ -26,10 +28,21 @@ class LocalEngine:
         self.scheduler.abort(request_id)
 
     def step(self) -> list[Event]:
+        """See Engine.step. If the runner raises (or Ctrl-C does), the step's requests end as failed, which the next
+        call reports, and the engine can be asked again."""
         plan = self.scheduler.plan_step()
         if plan is None:
-            return self.scheduler.take_events()
-        return self.scheduler.commit(plan, self.runner.execute(plan))
+            return self._take_unseen() + self.scheduler.take_events()
+        try:
+            result = self.runner.execute(plan)
+        except BaseException:
+            self._unseen += self.scheduler.commit(plan, StepResult(plan.step, (), 0.0))
+            raise
+        return self._take_unseen() + self.scheduler.commit(plan, result)
+
+    def _take_unseen(self) -> list[Event]:
+        unseen, self._unseen = self._unseen, []
+        return unseen
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()

@@ -26,31 +26,47 @@ def generate(
 ) -> dict[str, Completion]:
     """Run all requests with continuous batching; returns completions by request id, in the order given.
 
-    A full queue is waited for; a request that can never run raises RequestRefused.
+    A full queue is waited for; a request that can never run raises RequestRefused. However this ends, none of the
+    requests is left in the engine. Events of requests that others submitted are only shown to `on_event`.
     """
     waiting = deque(requests)
     done: dict[str, Completion] = {request.id: Completion() for request in waiting}
-    left = len(waiting)
-    while left:
-        while waiting:
-            try:
-                engine.submit(waiting[0])
-            except RequestRefused as refusal:
-                if refusal.status != 429:
-                    raise
-                break
-            waiting.popleft()
-        for event in engine.step():
-            completion = done[event.request_id]
-            match event:
-                case Tokens(_, tokens, logprobs):
-                    completion.tokens += tokens
-                    completion.logprobs += logprobs
-                case PromptLogprobs(_, logprobs):
-                    completion.prompt_logprobs += logprobs
-                case Finished():
-                    completion.finished = event
-                    left -= 1
-            if on_event:
-                on_event(event)
+    running: set[str] = set()
+    try:
+        while waiting or running:
+            _submit(engine, waiting, running)
+            for event in engine.step():
+                if completion := done.get(event.request_id):
+                    _note(completion, event)
+                if isinstance(event, Finished):
+                    running.discard(event.request_id)
+                if on_event:
+                    on_event(event)
+    finally:
+        for request_id in running:
+            engine.abort(request_id)
+        if running:
+            engine.step()  # takes the events of the aborts, or the next request with such an id would see them
     return done
+
+
+def _submit(engine: Engine, waiting: deque[Request], running: set[str]) -> None:
+    while waiting:
+        try:
+            engine.submit(waiting[0])
+        except RequestRefused as refusal:
+            if refusal.status != 429:
+                raise
+            return
+        running.add(waiting.popleft().id)
+
+
+def _note(completion: Completion, event: Event) -> None:
+    match event:
+        case Tokens(_, tokens, logprobs):
+            completion.tokens += tokens
+            completion.logprobs += logprobs
+        case PromptLogprobs(_, logprobs):
+            completion.prompt_logprobs += logprobs
+        case Finished():
+            completion.finished = event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +53,10 @@ class TorchRunner:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. A forward pass that raises fails the rows of this step; the device is assumed to be usable."""
+        """Run one step. A forward pass that raises fails every row of the step, because their live states may have been
+        updated in some layers and not in others; requests without a row in it go on. A row that fails behind the
+        layers (values that are not finite, sampling, echo) fails alone.
+        """
         began = time.perf_counter()
         for action in plan.before:
             self._apply(action)
@@ -60,7 +64,7 @@ class TorchRunner:
         if plan.rows:
             try:
                 results = self._forward(plan)
-            except (RuntimeError, ValueError) as error:
+            except Exception as error:  # whatever it is: the engine outlives it, and says so
                 log.exception("step %d failed", plan.step)
                 text = f"the engine could not compute this step: {error}"
                 results = tuple(RowResult(row.request_id, error=text) for row in plan.rows)
@@ -76,8 +80,14 @@ class TorchRunner:
         for item in staged:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
         chosen = self._sample(sampling, logits_RV)
-        spans = zip(plan.rows, batch.spans, strict=True)
-        return tuple(self._result(row, span, hidden_TH, chosen.get(row.request_id)) for row, span in spans)
+        finite = _finite_spans(hidden_TH, batch.spans)
+        rows = zip(plan.rows, batch.spans, finite, strict=True)
+        return tuple(
+            self._result(row, hidden_TH[span.rows], chosen.get(row.request_id))
+            if sound
+            else RowResult(row.request_id, error="the model produced values that are not finite")
+            for row, span, sound in rows
+        )
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
         device = self.shape.device
@@ -114,16 +124,17 @@ class TorchRunner:
         for i, row in enumerate(rows):
             try:
                 chosen[row.request_id] = sample_rows([row], logits_RV[i : i + 1])[0]
-            except (ValueError, IndexError, RuntimeError) as error:
+            except Exception as error:  # one request's wishes must not end the others
                 chosen[row.request_id] = f"sampling failed: {error}"
         return chosen
 
-    def _result(
-        self, row: Row, span: Span, hidden_TH: Tensor, chosen: tuple[int, TokenLogprob | None] | str | None
-    ) -> RowResult:
+    def _result(self, row: Row, hidden_NH: Tensor, chosen: tuple[int, TokenLogprob | None] | str | None) -> RowResult:
         if isinstance(chosen, str):
             return RowResult(row.request_id, error=chosen)
-        prompt = self._prompt_logprobs(row, hidden_TH[span.rows])
+        try:
+            prompt = self._prompt_logprobs(row, hidden_NH)
+        except Exception as error:
+            return RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
         if chosen is None:
             return RowResult(row.request_id, prompt_logprobs=prompt)
         token, logprob = chosen
@@ -159,3 +170,9 @@ class TorchRunner:
                 self.kv.write_pages([page for _, page in pairs], self.store.read_pages([host for host, _ in pairs]))
             case Drop(checkpoints, sinks, pages):
                 self.store.drop(checkpoints, sinks, pages)
+
+
+def _finite_spans(hidden_TH: Tensor, spans: Sequence[Span]) -> list[bool]:
+    """Whether each span's hidden states are finite: what is not must not become a page that others hit."""
+    finite_T = hidden_TH.sum(-1).isfinite()
+    return torch.stack([finite_T[span.rows].all() for span in spans]).tolist()

@@ -54,7 +54,7 @@ def _adjust(row: Row, logits_V: Tensor) -> Tensor:
     """Penalties, bias and the minimum length. Returns `logits_V` itself if nothing applies."""
     s = row.sampling
     output = row.context[row.prompt_tokens :]
-    banned = s.stop_token_ids if len(output) < s.min_tokens else ()
+    banned = [t for t in s.stop_token_ids if 0 <= t < len(logits_V)] if len(output) < s.min_tokens else []
     penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
     if not (penalised or s.logit_bias or banned):
         return logits_V

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kakera.errors import RequestRefused
@@ -21,19 +22,24 @@ class Limits:
     max_waiting: int = 256
     target_seconds: float = 0.25  # between two tokens of a running stream, prefill of others included
     grid: int = 8192  # a checkpoint each so many tokens where the text offers no better place
+    vocab: int = 2**31  # token ids of a prompt are below
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:
-        return Limits(plan.context, plan.pages, plan.slots, plan.chunk, max_waiting)
+        return Limits(plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab)
 
     def check(self, request: Request) -> None:
-        """Refuse now what could never run. Raises RequestRefused (400, context_length_exceeded)."""
+        """Refuse now what could never run, or would fail a step that others share. Raises RequestRefused (400)."""
         count = len(request.tokens)
         param = "messages" if request.boundaries else "prompt"
         if count == 0:
             raise RequestRefused("the prompt is empty: give at least one token", param=param)
-        if min(request.tokens) < 0 or max(request.tokens) >= 2**31:
-            raise RequestRefused("the prompt holds a token id below 0 or above 2147483647", param=param)
+        self._check_ids(request.tokens, "the prompt", param)
+        self._check_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", "logit_bias")
+        if request.sampling.max_tokens < 0:
+            raise RequestRefused(
+                f"max_tokens is {request.sampling.max_tokens}; it can not be negative", param="max_tokens"
+            )
         needed = count + min(1, request.sampling.max_tokens)
         pool = self.pages * PAGE
         if needed > min(self.context, pool):
@@ -45,3 +51,8 @@ class Limits:
                 code="context_length_exceeded",
                 param=param,
             )
+
+    def _check_ids(self, tokens: Sequence[int], where: str, param: str) -> None:
+        if tokens and (min(tokens) < 0 or max(tokens) >= self.vocab):
+            wrong = min(tokens) if min(tokens) < 0 else max(tokens)
+            raise RequestRefused(f"{where} holds the token id {wrong}; ids are 0 to {self.vocab - 1}", param=param)
