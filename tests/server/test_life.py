@@ -199,3 +199,25 @@ def test_a_stream_that_has_begun_ends_with_an_error_event(slow):
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert error["code"] == "engine_died" and error["type"] == "server_error"
     assert "[DONE]" not in lines[-1]
+
+
+def test_refused_requests_are_logged_and_counted_once(serve, caplog):
+    caplog.set_level(logging.INFO, "kakera.requests")
+    server = serve([{"text": "x"}], max_waiting=0)
+    server.chat(temperature=-1)
+    server.chat("word " * 5000)
+    server.post("/v1/completions", model="other", prompt="a")
+    server.chat()  # 429 from the engine: its generation records it
+    server.http.get("/invented")
+    lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "kakera.requests"]
+    assert [line["finish"] for line in lines] == [
+        "invalid_value",
+        "context_length_exceeded",
+        "model_not_found",
+        "queue_full",
+        "http_404",
+    ]
+    assert (lines[0]["status"], lines[0]["param"]) == (400, "temperature")
+    counts = [line for line in server.http.get("/metrics").text.splitlines() if "kakera_requests_total{" in line]
+    assert len(counts) == 5 and all(line.endswith(" 1.0") for line in counts)
+    assert any('finish_reason="http_404",route="other"' in line for line in counts)

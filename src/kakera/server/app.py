@@ -8,7 +8,7 @@ import hmac
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -16,7 +16,7 @@ from kakera import __version__
 from kakera.run.interface import AsyncEngine
 from kakera.server.chat import chat_routes
 from kakera.server.completions import completion_routes
-from kakera.server.errors import error_body, install_handlers
+from kakera.server.errors import Refusals, error_body, install_handlers
 from kakera.server.health import EngineWatch, health_routes
 from kakera.server.model import ServedModel
 from kakera.server.service import Service
@@ -37,6 +37,7 @@ def create_app(
     """`watch` may carry what to do when the engine dies. With `api_key`, all but /health and /metrics need it."""
     watch = watch or EngineWatch(engine)
     service = Service(engine, model, watch)
+    refusals = Refusals(service.metrics)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -45,7 +46,7 @@ def create_app(
         polling.cancel()
 
     app = FastAPI(title="kakera", version=__version__, lifespan=lifespan)
-    install_handlers(app)
+    install_handlers(app, refusals)
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:
@@ -64,9 +65,9 @@ def create_app(
         text = service.metrics.render(await watch.look())
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    app.add_middleware(BodyLimit, limit=body_limit)
+    app.add_middleware(BodyLimit, limit=body_limit, refusals=refusals)
     if api_key:
-        app.add_middleware(ApiKey, key=api_key)
+        app.add_middleware(ApiKey, key=api_key, refusals=refusals)
     return app
 
 
@@ -75,8 +76,8 @@ class ApiKey:
 
     OPEN_PATHS = ("/health", "/metrics")
 
-    def __init__(self, app: ASGIApp, key: str):
-        self._app = app
+    def __init__(self, app: ASGIApp, key: str, refusals: Refusals):
+        self._app, self._refusals = app, refusals
         self._key = key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,7 +85,7 @@ class ApiKey:
             await self._app(scope, receive, send)
             return
         body = error_body("wrong or missing API key; send it as Authorization: Bearer KEY", 401, "invalid_api_key")
-        await JSONResponse(body, status_code=401)(scope, receive, send)
+        await self._refusals.answer(scope, 401, body)(scope, receive, send)
 
     def _allowed(self, headers: dict[bytes, bytes]) -> bool:
         bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
@@ -94,8 +95,8 @@ class ApiKey:
 class BodyLimit:
     """413 for bodies that are too long, whether they say so or not."""
 
-    def __init__(self, app: ASGIApp, limit: int):
-        self._app = app
+    def __init__(self, app: ASGIApp, limit: int, refusals: Refusals):
+        self._app, self._refusals = app, refusals
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +111,8 @@ class BodyLimit:
             size += len(message.get("body", b""))
             if size > self._limit:
                 text = f"the request body is longer than {self._limit} bytes"
-                await JSONResponse(error_body(text, 413, "body_too_large"), status_code=413)(scope, receive, send)
+                body = error_body(text, 413, "body_too_large")
+                await self._refusals.answer(scope, 413, body)(scope, receive, send)
                 return
             if message["type"] != "http.request" or not message.get("more_body"):
                 break

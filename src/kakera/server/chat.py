@@ -36,7 +36,7 @@ def chat_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         service.note_unknown_fields(body)
         job = await chat_job(body, service)
-        reply = ChatReply(service.generation(job, ROUTE), service.model, body)
+        reply = ChatReply(service.generation(job, request), service.model, body)
         if body.stream:
             return await open_stream(request, reply.stream())
         return JSONResponse(await unless_disconnected(request, reply.whole()))

@@ -33,7 +33,7 @@ def completion_routes(service: Service) -> APIRouter:
         service.note_unknown_fields(body)
         prompts = await asyncio.to_thread(prompt_tokens, body, service.model)
         jobs = [completion_job(body, tokens, service) for tokens in prompts]
-        reply = CompletionReply([service.generation(job, ROUTE) for job in jobs], service.model, body)
+        reply = CompletionReply([service.generation(job, request) for job in jobs], service.model, body)
         if body.stream:
             return await open_stream(request, reply.stream())
         return JSONResponse(await unless_disconnected(request, reply.whole()))

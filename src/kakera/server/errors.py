@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from kakera.errors import EngineDied, RequestRefused
+from kakera.server.metrics import Metrics
+from kakera.server.record import record_refusal
 
 RETRY_AFTER_SECONDS = 2  # about the time in which a running request finishes or a slot frees
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -30,36 +33,50 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body("internal error; the server's log says more", 500, "internal_error")
 
 
-def error_response(error: Exception) -> JSONResponse:
-    status, body = describe(error)
-    headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else None
-    return JSONResponse(body, status_code=status, headers=headers)
+class Refusals:
+    """Answers with an error, and records it unless a generation has done so."""
+
+    def __init__(self, metrics: Metrics):
+        self._metrics = metrics
+
+    def answer(
+        self, scope: Scope, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None
+    ) -> JSONResponse:
+        if not scope.get("state", {}).get("recorded"):
+            error = body["error"]
+            route = scope["path"] if "route" in scope else "other"  # paths that clients invent are no labels
+            record_refusal(self._metrics, route, status, error["code"] or f"http_{status}", error["param"])
+        return JSONResponse(body, status_code=status, headers=headers)
 
 
-def install_handlers(app: FastAPI) -> None:
+def install_handlers(app: FastAPI, refusals: Refusals) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         param, message = explain(error.errors())
-        return JSONResponse(error_body(message, 400, "invalid_value", param), status_code=400)
+        return refusals.answer(request.scope, 400, error_body(message, 400, "invalid_value", param))
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         body = error_body(f"{error.detail}: {request.method} {request.url.path}", error.status_code)
-        return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+        return refusals.answer(request.scope, error.status_code, body, error.headers)
 
     @app.exception_handler(RequestRefused)
     @app.exception_handler(EngineDied)
-    async def refused(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
-
     @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        status, body = describe(error)
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else None
+        return refusals.answer(request.scope, status, body, headers)
 
 
 def explain(errors: Sequence[Any]) -> tuple[str | None, str]:
     """The offending field and what is wrong with it. Of a union's branches the one that got furthest speaks."""
-    field = errors[0]["loc"][:2]
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return None, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
+    if first["loc"] == ("body",) and first["type"] == "model_attributes_type":
+        return None, "the body must be a JSON object, sent with the header Content-Type: application/json"
+    field = first["loc"][:2]
     error = max((e for e in errors if e["loc"][:2] == field), key=lambda e: len(e["loc"]))
     if error["type"] == "field":  # kakera.server.schema.refuse
         return error["ctx"]["field"], error["msg"]

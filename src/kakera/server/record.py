@@ -16,6 +16,12 @@ WHERE = re.compile(r" at token \d+$")  # for the log; a metric with a label a po
 request_log = logging.getLogger("kakera.requests")
 
 
+def record_refusal(metrics: Metrics, route: str, status: int, code: str, param: str | None) -> None:
+    """A request that was refused before it became a generation: one count and one log line, which no text enters."""
+    metrics.requests.labels(route, code).inc()
+    request_log.info(json.dumps({"route": route, "status": status, "param": param, "finish": code}))
+
+
 @dataclass
 class RequestRecord:
     """Times are seconds of the monotonic clock."""

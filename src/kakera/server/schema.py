@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 MAX_CHOICES = 16
+MAX_PROMPTS = 2048  # of one body; evaluation tools send hundreds
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
 SEEDS = 2**63
@@ -142,6 +143,8 @@ class CompletionBody(GenerationBody):
             raise refuse("max_tokens", "max_tokens must be at least 1 unless echo is true")
         if not self.prompt or (isinstance(self.prompt, list) and any(item in ("", []) for item in self.prompt)):
             raise refuse("prompt", "prompt is empty; send at least one token")
+        if not isinstance(self.prompt, str) and not isinstance(self.prompt[0], int) and len(self.prompt) > MAX_PROMPTS:
+            raise refuse("prompt", f"prompt has {len(self.prompt)} entries; at most {MAX_PROMPTS} fit into one request")
         return self
 
 

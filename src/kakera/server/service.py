@@ -6,6 +6,8 @@ import logging
 import uuid
 from dataclasses import dataclass, field
 
+from fastapi import Request
+
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.generate import Generation, Job
@@ -44,8 +46,10 @@ class Service:
                 self._seen_fields.add(name)
                 log.warning("request field %r is not known and has no effect", name[:100])
 
-    def generation(self, job: Job, route: str) -> Generation:
-        record = RequestRecord(job.id, route, len(job.tokens), self.metrics)
+    def generation(self, job: Job, request: Request) -> Generation:
+        """From here on the generation's own record says how the request ended."""
+        request.state.recorded = True
+        record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics)
         return Generation(self.engine, self.model.tokenizer, job, record)
 
 
