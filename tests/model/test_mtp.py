@@ -7,6 +7,7 @@ import torch
 from model_world import Harness
 
 from kakera.errors import CheckpointError
+from kakera.model.linear import Linear
 from kakera.model.mtp import causal_attention, draft_hidden
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.weights import MtpWeights
@@ -19,7 +20,7 @@ def drafting(tiny: HybridModel) -> HybridModel:
     hidden = tiny.spec.hidden
     scale_H = 1 + 0.3 * torch.randn(hidden)
     layer = tiny.weights.layers[1]
-    mtp = MtpWeights(scale_H, scale_H.flip(0), torch.randn(hidden, 2 * hidden) / 14, layer, scale_H)
+    mtp = MtpWeights(scale_H, scale_H.flip(0), Linear(torch.randn(hidden, 2 * hidden) / 14), layer, scale_H)
     return HybridModel(tiny.spec, replace(tiny.weights, mtp=mtp))
 
 
@@ -37,7 +38,7 @@ def test_later_pairs_do_not_change_earlier_drafts(drafting: HybridModel, tokens:
 def test_embedding_comes_first_and_both_inputs_matter(drafting: HybridModel, tokens: torch.Tensor):
     mtp, H = drafting.weights.mtp, drafting.spec.hidden
     assert mtp is not None
-    embedding_only = replace(mtp, fc_OI=torch.cat([mtp.fc_OI[:, :H], torch.zeros(H, H)], dim=1))
+    embedding_only = replace(mtp, fc=Linear(torch.cat([mtp.fc.weight_OI[:, :H], torch.zeros(H, H)], dim=1)))
     blind = HybridModel(drafting.spec, replace(drafting.weights, mtp=embedding_only))
     a, b = torch.randn(2, 6, H)
     assert torch.equal(draft_hidden(blind, tokens[:6], a), draft_hidden(blind, tokens[:6], b))

@@ -23,6 +23,7 @@ BaselineOption = Annotated[Path | None, typer.Option("--baseline", help="Answers
 LongestOption = Annotated[
     int | None, typer.Option("--max-prompt-tokens", min=1, help="Leave out cases with longer prompts.")
 ]
+BiasOption = Annotated[bool, typer.Option("--escha-bias", help="Add the biases that Escha files carry.")]
 WindowOption = Annotated[int, typer.Option("--window", min=2, help="Tokens of a window; each starts cold.")]
 
 
@@ -34,6 +35,7 @@ def ppl(
     limit: LimitOption = None,
     seed: SeedOption = 0,
     window: WindowOption = 2048,
+    escha_bias: BiasOption = False,
     as_json: JsonOption = False,
     *,
     wishes: Wishes,
@@ -46,12 +48,12 @@ def ppl(
 
     directory = _directory(model)
     windows = cut_held_out(Tokenizer.load(directory), window, limit, data, seed)
-    forced = open_forced(directory, wishes, window)
+    forced = open_forced(directory, wishes, window, escha_bias=escha_bias)
     with _progress("windows", len(windows)) as advance:
         found = perplexity(forced, windows, advance)
-    result = {"suite": "ppl", "model": model, "kv": wishes.kv, "window": window, "perplexity": found.perplexity}
+    result = {"suite": "ppl", "model": model, "kv": wishes.kv, "escha_bias": escha_bias, "window": window}
     _show(
-        {**result, **asdict(found)},
+        {**result, "perplexity": found.perplexity, **asdict(found)},
         as_json,
         f"perplexity {found.perplexity:.3f}   nll {found.nll.text()} nats a token (5–95 %)   "
         f"{found.positions:,} positions in {found.windows} windows of {window}, KV {wishes.kv}",
@@ -68,6 +70,7 @@ def kld(
     limit: LimitOption = None,
     seed: SeedOption = 0,
     window: WindowOption = 2048,
+    escha_bias: BiasOption = False,
     as_json: JsonOption = False,
     *,
     wishes: Wishes,
@@ -80,7 +83,7 @@ def kld(
 
     directory = _directory(model)
     windows = cut_held_out(Tokenizer.load(directory), window, limit, data, seed)
-    tested = open_forced(directory, wishes, window)
+    tested = open_forced(directory, wishes, window, escha_bias=escha_bias)
     plain = replace(wishes, kv=base_kv, rotation=None)
     if base is None:
         reference = open_forced(directory, plain, window, tested.model)
@@ -88,9 +91,9 @@ def kld(
         reference = open_forced(_directory(base), plain, window)
     with _progress("windows", len(windows)) as advance:
         found = divergence(reference, tested, windows, advance)
-    result = {"suite": "kld", "model": model, "kv": wishes.kv, "base": base or model, "base_kv": base_kv}
+    result = {"suite": "kld", "model": model, "kv": wishes.kv, "escha_bias": escha_bias, "base": base or model}
     _show(
-        {**result, "window": window, **asdict(found)},
+        {**result, "base_kv": base_kv, "window": window, **asdict(found)},
         as_json,
         f"KLD {found.kld.text('.5f')} nats (mean, 5–95 %)   "
         f"median {found.median:.5f}   p99 {found.p99:.4f}   max {found.max:.3f}\n"
@@ -109,13 +112,14 @@ def _suite_command(suite: str) -> Callable[..., None]:
         limit: LimitOption = None,
         seed: SeedOption = 0,
         max_prompt_tokens: LongestOption = None,
+        escha_bias: BiasOption = False,
         out: OutOption = None,
         baseline: BaselineOption = None,
         as_json: JsonOption = False,
         *,
         wishes: Wishes,
     ) -> None:
-        _run_suite(suite, model, (data, limit, seed, max_prompt_tokens), out, baseline, as_json, wishes)
+        _run_suite(suite, model, (data, limit, seed, max_prompt_tokens), escha_bias, out, baseline, as_json, wishes)
 
     return with_memory_options(command)
 
@@ -129,6 +133,7 @@ def _run_suite(
     suite: str,
     model: str,
     choice: tuple[Path | None, int | None, int, int | None],
+    escha_bias: bool,
     out: Path | None,
     baseline: Path | None,
     as_json: bool,
@@ -143,14 +148,14 @@ def _run_suite(
     known = load_baseline(baseline) if baseline else None
     directory = _directory(model)
     reader = open_reader(directory)
-    engine = open_engine(directory, wishes)
+    engine = open_engine(directory, wishes, escha_bias=escha_bias)
     with _progress(suite, len(cases)) as advance:
         answers = run_suite(suite, cases, engine, reader, advance)
     if out:
         _write_lines(out, [asdict(answer) for answer in answers])
     rows = groups(answers, known)
-    result = {"suite": suite, "model": model, "kv": wishes.kv, "groups": [row.json() for row in rows]}
-    _show(result, as_json, table(f"{suite}: {model}, KV {wishes.kv}", rows))
+    result = {"suite": suite, "model": model, "kv": wishes.kv, "escha_bias": escha_bias}
+    _show({**result, "groups": [row.json() for row in rows]}, as_json, table(f"{suite}: {model}, KV {wishes.kv}", rows))
     for answer in answers:
         if answer.error:
             typer.echo(f"{answer.id}: {answer.error}", err=True)

@@ -30,9 +30,9 @@ def plan_for(directory: Path, wishes: Wishes) -> Plan:
     return make_plan(spec, wishes, resolve(wishes.gpus), weights.from_checkpoint(directory, spec))
 
 
-def open_engine(directory: Path, wishes: Wishes) -> LocalEngine:
+def open_engine(directory: Path, wishes: Wishes, *, escha_bias: bool = False) -> LocalEngine:
     """An engine in this process, planned as for serving."""
-    return build_engine(directory, plan_for(directory, wishes))
+    return build_engine(directory, plan_for(directory, wishes), escha_bias=escha_bias)
 
 
 def open_reader(directory: Path) -> Reader:
@@ -44,7 +44,9 @@ def open_reader(directory: Path) -> Reader:
     return Reader(tokenizer, template, ModelSpec.load(directory).eos)
 
 
-def open_forced(directory: Path, wishes: Wishes, window: int, model: HybridModel | None = None) -> Forced:
+def open_forced(
+    directory: Path, wishes: Wishes, window: int, model: HybridModel | None = None, *, escha_bias: bool = False
+) -> Forced:
     """The model of a directory with a cache for one sequence of `window` tokens, in the steps that serving takes.
 
     `model` may be that model, loaded already: several caches can share one.
@@ -54,7 +56,7 @@ def open_forced(directory: Path, wishes: Wishes, window: int, model: HybridModel
     dtype = COMPUTE_DTYPES[plan.device]
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     return Forced(
-        model or HybridModel.load(directory, dtype, plan.device),
+        model or HybridModel.load(directory, dtype, plan.device, escha_bias=escha_bias),
         KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, plan.device),
         StatePool(plan.spec, 1, plan.device, dtype),
         plan.chunk,

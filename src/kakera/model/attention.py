@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kakera.model.weights import AttentionWeights
 from kakera.ops.activation import sigmoid
-from kakera.ops.linear import linear
 from kakera.ops.norm import rms_norm
 from kakera.ops.rotary import Rotary, rotate
 from kakera.plan.spec import ModelSpec
@@ -27,7 +26,7 @@ def full_attention(
     """
     D = spec.head_dim
     width, kv_width = spec.heads * D, spec.kv_heads * D
-    qkv = linear(x_TH, weights.in_OI, fast_rows).contiguous()
+    qkv = weights.proj_in(x_TH, fast_rows).contiguous()
     q, k, v, gate = torch.split(qkv, [width, kv_width, kv_width, qkv.shape[1] - width - 2 * kv_width], dim=1)
     q_TQD = rotate(rms_norm(torch.unflatten(q, 1, (spec.heads, D)), weights.q_scale_D, spec.rms_eps), rotary)
     k_TKD = rotate(rms_norm(torch.unflatten(k, 1, (spec.kv_heads, D)), weights.k_scale_D, spec.rms_eps), rotary)
@@ -35,4 +34,4 @@ def full_attention(
     o_TI = attend(q_TQD, k_TKD, v_TKD).flatten(1)
     if spec.gated:
         o_TI = (sigmoid(gate) * o_TI).to(x_TH.dtype)
-    return linear(o_TI, weights.out_OI, fast_rows)
+    return weights.proj_out(o_TI, fast_rows)

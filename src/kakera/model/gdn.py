@@ -19,7 +19,6 @@ from kakera.ops.activation import sigmoid, silu, softplus
 from kakera.ops.conv import causal_conv, causal_conv_step, conv_tail
 from kakera.ops.gated_delta import gated_delta_step
 from kakera.ops.gated_delta_chunk import gated_delta_chunk
-from kakera.ops.linear import linear
 from kakera.ops.norm import l2_norm, rms_norm_gated
 from kakera.plan.spec import GdnSpec
 
@@ -69,7 +68,7 @@ def gated_delta_net(
 ) -> Tensor:
     """One layer over x_TH [T, H]; `layer` counts the GDN layers. Updates `states` and fills the spans' saves."""
     V, D = spec.v_heads, spec.v_dim
-    mixed = linear(x_TH, weights.in_OI, routes.fast_rows).contiguous()
+    mixed = weights.proj_in(x_TH, routes.fast_rows).contiguous()
     qkv_TC, z, b_TV, a_TV = torch.split(mixed, [spec.conv_channels, V * D, V, V], dim=1)
     g_TV = softplus(a_TV.float() + weights.dt_bias_V).mul_(weights.rate_V)
     projected = Projected(qkv_TC, g_TV, sigmoid(b_TV))
@@ -79,7 +78,7 @@ def gated_delta_net(
     for span in routes.scans:
         o_TVD[span.rows] = _scan(weights, spec, projected.rows(span.rows), layer, span, states)
     y_TVD = rms_norm_gated(o_TVD, torch.unflatten(z, 1, (V, D)), weights.scale_D, eps)
-    return linear(y_TVD.flatten(1), weights.out_OI, routes.fast_rows)
+    return weights.proj_out(y_TVD.flatten(1), routes.fast_rows)
 
 
 def _step(

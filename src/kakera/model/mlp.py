@@ -6,9 +6,8 @@ from torch import Tensor
 
 from kakera.model.weights import MlpWeights
 from kakera.ops.activation import swiglu
-from kakera.ops.linear import linear
 
 
 def mlp(weights: MlpWeights, x_TH: Tensor, fast_rows: int = 0) -> Tensor:
     """down(silu(gate x) * (up x)) over all rows; `fast_rows` as in `linear`."""
-    return linear(swiglu(linear(x_TH, weights.gate_up_OI, fast_rows)), weights.down_OI, fast_rows)
+    return weights.down(swiglu(weights.gate_up(x_TH, fast_rows)), fast_rows)

@@ -16,7 +16,6 @@ from kakera.model.attention import full_attention
 from kakera.model.mlp import mlp
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.weights import AttentionWeights, MtpWeights
-from kakera.ops.linear import linear
 from kakera.ops.norm import rms_norm
 from kakera.ops.rotary import Rotary
 
@@ -51,4 +50,4 @@ def causal_attention(q_NQD: Tensor, k_NKD: Tensor, v_NKD: Tensor) -> Tensor:
 def _pair(weights: MtpWeights, embedding_NH: Tensor, hidden_NH: Tensor, eps: float) -> Tensor:
     embedding_NH = rms_norm(embedding_NH, weights.embedding_scale_H, eps)
     hidden_NH = rms_norm(hidden_NH, weights.hidden_scale_H, eps)
-    return linear(torch.cat([embedding_NH, hidden_NH], dim=1), weights.fc_OI)
+    return weights.fc(torch.cat([embedding_NH, hidden_NH], dim=1))

@@ -15,7 +15,6 @@ from kakera.model.gdn import GdnRoutes, gated_delta_net
 from kakera.model.mlp import mlp
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights, ModelWeights, Progress, load_weights
-from kakera.ops.linear import linear
 from kakera.ops.norm import rms_norm
 from kakera.ops.rotary import Rotary
 from kakera.plan.spec import ModelSpec
@@ -39,9 +38,11 @@ class HybridModel:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         progress: Progress | None = None,
+        *,
+        escha_bias: bool = False,
     ) -> HybridModel:
-        """Read a model directory. Raises CheckpointError."""
-        checkpoint = Checkpoint.open(path)
+        """Read a model directory; `escha_bias` as in `Checkpoint.open`. Raises CheckpointError."""
+        checkpoint = Checkpoint.open(path, escha_bias=escha_bias)
         return HybridModel(checkpoint.spec, load_weights(checkpoint, dtype, torch.device(device), progress))
 
     @torch.inference_mode()
@@ -79,7 +80,7 @@ class HybridModel:
     @torch.inference_mode()
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """The head over post-norm hidden states: float32 [R, vocabulary], vocabulary contiguous."""
-        return linear(hidden_RH, self.weights.head_VH, fast_rows=len(hidden_RH)).float().contiguous()
+        return self.weights.head(hidden_RH, fast_rows=len(hidden_RH)).float().contiguous()
 
     def _attend(
         self, weights: AttentionWeights, x_TH: Tensor, rotary: Rotary, layer: int, batch: Batch, kv: KeyValues

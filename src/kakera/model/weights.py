@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakera.plan.spec import GdnSpec, ModelSpec
+from kakera.model.linear import Linear, fused
+from kakera.model.parameters import Shapes, parameters
+from kakera.plan.spec import ModelSpec
 from kakera.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -19,22 +21,22 @@ Progress = Callable[[int, int], None]  # layers done, layers in all
 
 @dataclass(frozen=True)
 class MlpWeights:
-    gate_up_OI: Tensor  # gate | up
-    down_OI: Tensor
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    in_OI: Tensor  # q | k | v | output gate (if gated), each head by head
-    out_OI: Tensor
+    proj_in: Linear  # q | k | v | output gate (if gated), each head by head
+    proj_out: Linear
     q_scale_D: Tensor
     k_scale_D: Tensor
 
 
 @dataclass(frozen=True)
 class GdnWeights:
-    in_OI: Tensor  # q | k | v (convolved together) | z | b | a
-    out_OI: Tensor
+    proj_in: Linear  # q | k | v (convolved together) | z | b | a
+    proj_out: Linear
     conv_KC: Tensor  # float32 [taps, channels]
     rate_V: Tensor  # -exp(A_log), float32: g = rate softplus(a + dt_bias)
     dt_bias_V: Tensor  # float32
@@ -53,7 +55,7 @@ class LayerWeights:
 class MtpWeights:
     embedding_scale_H: Tensor
     hidden_scale_H: Tensor
-    fc_OI: Tensor  # [H, 2 H]: embedding | hidden
+    fc: Linear  # [H, 2 H]: embedding | hidden
     layer: LayerWeights
     scale_H: Tensor
 
@@ -63,20 +65,27 @@ class ModelWeights:
     embedding_VH: Tensor
     layers: tuple[LayerWeights, ...]
     scale_H: Tensor
-    head_VH: Tensor  # the embedding itself if tied
+    head: Linear  # [vocabulary, H], the embedding itself if tied
     mtp: MtpWeights | None
 
 
 def load_weights(
     checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
 ) -> ModelWeights:
-    """Read and decode every tensor of the text model. Raises CheckpointError naming what is missing or misshaped."""
-    return _Loader(checkpoint, dtype, device).model(progress)
+    """Read and decode every tensor of the text model.
+
+    Raises CheckpointError naming what is missing or not expected (before anything is read), misshaped or damaged.
+    """
+    draft = checkpoint.spec.mtp_layers > 0 and checkpoint.has("mtp.fc")
+    shapes = parameters(checkpoint.spec, draft)
+    checkpoint.check_complete(shapes)
+    return _Loader(checkpoint, shapes, dtype, device).model(draft, progress)
 
 
 @dataclass(frozen=True)
 class _Loader:
     checkpoint: Checkpoint
+    shapes: Shapes
     dtype: torch.dtype
     device: torch.device
 
@@ -84,9 +93,9 @@ class _Loader:
     def spec(self) -> ModelSpec:
         return self.checkpoint.spec
 
-    def model(self, progress: Progress | None) -> ModelWeights:
+    def model(self, draft: bool, progress: Progress | None) -> ModelWeights:
         spec = self.spec
-        embedding_VH = self.checkpoint.embedding("model.embed_tokens", spec.vocab, spec.hidden, self.dtype, self.device)
+        embedding = self.linear("model.embed_tokens")
         layers: list[LayerWeights] = []
         for i in range(len(spec.layers)):
             layers.append(self.layer(f"model.layers.{i}", spec.layers[i] == "gdn"))
@@ -94,11 +103,11 @@ class _Loader:
                 progress(i + 1, len(spec.layers))
         tied = spec.tied and not self.checkpoint.has("lm_head")
         return ModelWeights(
-            embedding_VH=embedding_VH,
+            embedding_VH=embedding.weight_OI,
             layers=tuple(layers),
             scale_H=self.norm("model.norm"),
-            head_VH=embedding_VH if tied else self.linear("lm_head", spec.vocab, spec.hidden),
-            mtp=self.mtp() if spec.mtp_layers and self.checkpoint.has("mtp.fc") else None,
+            head=embedding if tied else self.linear("lm_head"),
+            mtp=self.mtp() if draft else None,
         )
 
     def layer(self, name: str, gdn: bool) -> LayerWeights:
@@ -110,56 +119,52 @@ class _Loader:
         )
 
     def mlp(self, name: str) -> MlpWeights:
-        hidden, inner = self.spec.hidden, self.spec.intermediate
-        gate, up = (self.linear(f"{name}.{part}_proj", inner, hidden) for part in ("gate", "up"))
-        return MlpWeights(torch.cat([gate, up]), self.linear(f"{name}.down_proj", hidden, inner))
+        return MlpWeights(
+            gate_up=fused([self.linear(f"{name}.gate_proj"), self.linear(f"{name}.up_proj")]),
+            down=self.linear(f"{name}.down_proj"),
+        )
 
     def attention(self, name: str) -> AttentionWeights:
         spec = self.spec
-        width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        q = self.linear(f"{name}.q_proj", width * (2 if spec.gated else 1), spec.hidden)
-        k, v = (self.linear(f"{name}.{part}_proj", kv_width, spec.hidden) for part in ("k", "v"))
-        parts = [q, k, v]
+        q, k, v = parts = [self.linear(f"{name}.{part}_proj") for part in "qkv"]
         if spec.gated:  # stored per head: head_dim rows of query, then head_dim rows of gate
-            query, gate = q.view(spec.heads, 2, spec.head_dim, spec.hidden).unbind(1)
-            parts = [query.reshape(width, -1), k, v, gate.reshape(width, -1)]
+            rows = torch.arange(len(q.weight_OI), device=self.device).view(spec.heads, 2, spec.head_dim)
+            parts = [q.rows(rows[:, 0].flatten()), k, v, q.rows(rows[:, 1].flatten())]
         return AttentionWeights(
-            in_OI=torch.cat(parts),
-            out_OI=self.linear(f"{name}.o_proj", spec.hidden, width),
-            q_scale_D=self.norm(f"{name}.q_norm", spec.head_dim),
-            k_scale_D=self.norm(f"{name}.k_norm", spec.head_dim),
+            proj_in=fused(parts),
+            proj_out=self.linear(f"{name}.o_proj"),
+            q_scale_D=self.norm(f"{name}.q_norm"),
+            k_scale_D=self.norm(f"{name}.k_norm"),
         )
 
     def gdn(self, name: str) -> GdnWeights:
-        gdn = self.spec.gdn
-        assert isinstance(gdn, GdnSpec)
-        values = gdn.v_heads * gdn.v_dim
-        rows = {"qkv": gdn.conv_channels, "z": values, "b": gdn.v_heads, "a": gdn.v_heads}
-        parts = [self.linear(f"{name}.in_proj_{part}", count, self.spec.hidden) for part, count in rows.items()]
-        conv_C1K = self.float32(f"{name}.conv1d.weight", gdn.conv_channels, 1, gdn.conv_taps)
         return GdnWeights(
-            in_OI=torch.cat(parts),
-            out_OI=self.linear(f"{name}.out_proj", self.spec.hidden, values),
-            conv_KC=conv_C1K[:, 0].t().contiguous(),
-            rate_V=-self.float32(f"{name}.A_log", gdn.v_heads).exp(),
-            dt_bias_V=self.float32(f"{name}.dt_bias", gdn.v_heads),
-            scale_D=self.float32(f"{name}.norm.weight", gdn.v_dim),
+            proj_in=fused([self.linear(f"{name}.in_proj_{part}") for part in ("qkv", "z", "b", "a")]),
+            proj_out=self.linear(f"{name}.out_proj"),
+            conv_KC=self.float32(f"{name}.conv1d.weight")[:, 0].t().contiguous(),
+            rate_V=-self.float32(f"{name}.A_log").exp(),
+            dt_bias_V=self.float32(f"{name}.dt_bias"),
+            scale_D=self.float32(f"{name}.norm.weight"),
         )
 
     def mtp(self) -> MtpWeights:
         return MtpWeights(
             embedding_scale_H=self.norm("mtp.pre_fc_norm_embedding"),
             hidden_scale_H=self.norm("mtp.pre_fc_norm_hidden"),
-            fc_OI=self.linear("mtp.fc", self.spec.hidden, 2 * self.spec.hidden),
+            fc=self.linear("mtp.fc"),
             layer=self.layer("mtp.layers.0", gdn=False),
             scale_H=self.norm("mtp.norm"),
         )
 
-    def linear(self, name: str, out_channels: int, in_channels: int) -> Tensor:
-        return self.checkpoint.linear(name, out_channels, in_channels, self.dtype, self.device)
+    def linear(self, name: str) -> Linear:
+        out_channels, in_channels = self.shapes[name]
+        return Linear(
+            self.checkpoint.linear(name, out_channels, in_channels, self.dtype, self.device),
+            self.checkpoint.bias(name, out_channels, self.dtype, self.device),
+        )
 
-    def norm(self, name: str, channels: int | None = None) -> Tensor:
-        return self.float32(f"{name}.weight", channels or self.spec.hidden) + self.spec.norm_offset
+    def norm(self, name: str) -> Tensor:
+        return self.float32(f"{name}.weight") + self.spec.norm_offset
 
-    def float32(self, name: str, *shape: int) -> Tensor:
-        return self.checkpoint.tensor(name, shape, torch.float32, self.device)
+    def float32(self, name: str) -> Tensor:
+        return self.checkpoint.tensor(name, self.shapes[name], torch.float32, self.device)

@@ -31,11 +31,15 @@ def build_engine(
     *,
     dtype: torch.dtype | None = None,
     progress: Callable[[int, int], None] | None = None,
+    escha_bias: bool = False,
 ) -> LocalEngine:
-    """Load the weights and allocate pages, slots and states. Raises CheckpointError, UsageError."""
+    """Load the weights and allocate pages, slots and states. Raises CheckpointError, UsageError.
+
+    `escha_bias`: add the biases that Escha files carry and their published scores leave out.
+    """
     device = torch.device(plan.device)
     dtype = dtype or COMPUTE_DTYPES[plan.device]
-    model = HybridModel.load(directory, dtype, device, progress)
+    model = HybridModel.load(directory, dtype, device, progress, escha_bias=escha_bias)
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device)
     states = StatePool(plan.spec, plan.slots, device, dtype)

@@ -70,13 +70,16 @@ class Checkpoint:
     def open(directory: Path, *, escha_bias: bool = False) -> Checkpoint:
         """Read config.json and the headers of all files. `escha_bias`: add the biases that Escha files carry.
 
-        Published Escha scores are without those biases, hence the default.
+        Published Escha scores are without those biases, hence the default. Raises CheckpointError if a file is
+        missing or damaged, or if there are no such biases to add.
         """
         spec = ModelSpec.load(directory)
         modules: dict[str, Leaves] = {}
         for stored in _all_tensors(directory):
             module, _, leaf = canonical_name(stored.name).rpartition(".")
             modules.setdefault(module, Leaves(module)).add(leaf, stored)
+        if escha_bias and not any(escha.MARK in leaves and "bias" in leaves for leaves in modules.values()):
+            raise CheckpointError(f"{directory} has no biases on Escha linears: there is nothing to switch on")
         return Checkpoint(directory, spec, modules, escha_bias=escha_bias)
 
     def modules(self, *, vision: bool = False) -> list[str]:
@@ -104,20 +107,9 @@ class Checkpoint:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> Tensor:
-        """Weight [O, I] of the module `name`, decoded from whatever format it is stored in."""
+        """Weight [O, I] of a linear, or rows [V, H] of an embedding, decoded from whatever format it is stored in."""
         leaves = self.leaves("model.embed_tokens" if self._head_is_tied(name) else name)
         return FORMATS[self.kind(leaves.module)].read(leaves, out_channels, in_channels, dtype, device)
-
-    def embedding(
-        self,
-        name: str,
-        rows: int,
-        columns: int,
-        dtype: torch.dtype = torch.float32,
-        device: str | torch.device = "cpu",
-    ) -> Tensor:
-        """Weight [rows, columns] of an embedding; stored plain or as int8 rows."""
-        return self.linear(name, rows, columns, dtype, device)
 
     def bias(
         self,
@@ -182,8 +174,9 @@ class Checkpoint:
     def _unexpected(self, module: str, wanted: set[str]) -> list[str]:
         if module in wanted or module.startswith(OPTIONAL):
             return []
-        names = [f"{module}.{leaf}" if module else leaf for leaf in self._modules[module].names()]
-        return [name for name in names if name not in wanted]
+        leaves = self._modules[module]
+        names = {f"{module}.{leaf}" if module else leaf: leaf for leaf in leaves.names()}
+        return [f"{name} in {leaves[leaf].path}" for name, leaf in names.items() if name not in wanted]
 
     def _head_is_tied(self, name: str) -> bool:
         return name == "lm_head" and self.spec.tied and name not in self._modules

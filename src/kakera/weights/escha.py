@@ -21,6 +21,7 @@ FLOATS = (torch.float16, torch.float32)
 
 
 def shape(leaves: Leaves) -> tuple[int, ...]:
+    leaves.refuse_unknown(LEAVES, prefix="escha_")
     rows, columns, _ = leaves[MARK].shape
     return 16 * columns, 16 * rows
 

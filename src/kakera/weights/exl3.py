@@ -19,6 +19,7 @@ SCALE_DTYPES = (torch.float16, torch.float32)
 
 
 def shape(leaves: Leaves) -> tuple[int, ...]:
+    leaves.refuse_unknown(LEAVES)
     rows, columns, _ = leaves[MARK].shape
     return 16 * columns, 16 * rows
 

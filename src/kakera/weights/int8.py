@@ -12,15 +12,18 @@ from kakera.weights.leaves import Leaves
 
 MARK = "weight_int8"
 SCALE = "weight_scale"
+LEAVES = (MARK, SCALE, "bias")
 ROW_BLOCK_VALUES = 4 << 20  # decoded at a time: bounds the fp32 temporary to 16 MiB
 
 
 def shape(leaves: Leaves) -> tuple[int, ...]:
+    leaves.refuse_unknown(LEAVES)
     return leaves[MARK].shape
 
 
 def read_rows(leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device) -> tuple[Tensor, Tensor]:
     """Codes int8 [O, I] and scales fp16 [O] as stored."""
+    leaves.refuse_unknown(LEAVES)
     q_OI = leaves.read(MARK, (out_channels, in_channels), None, device, stored_as=(torch.int8,))
     scale_O = leaves.read(SCALE, (out_channels,), torch.float16, device, stored_as=(torch.float16, torch.float32))
     return q_OI, scale_O

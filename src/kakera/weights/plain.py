@@ -8,13 +8,16 @@ from torch import Tensor
 from kakera.weights.leaves import Leaves
 
 MARK = "weight"
+LEAVES = (MARK, "bias")
 STORED = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def shape(leaves: Leaves) -> tuple[int, ...]:
+    leaves.refuse_unknown(LEAVES)
     return leaves[MARK].shape
 
 
 def read(leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
     """Weight [O, I]."""
+    leaves.refuse_unknown(LEAVES)
     return leaves.read(MARK, (out_channels, in_channels), dtype, device, stored_as=STORED)

@@ -1,0 +1,41 @@
+"""Linear: a weight with its bias, if it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kakera.ops.linear import linear, pack
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x w^T + b. weight_OI: [O, I]; bias_O: [O], or None, which costs nothing."""
+
+    weight_OI: Tensor
+    bias_O: Tensor | None = None
+
+    def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor:
+        """[T, O]; rows, layout and `fast_rows` as in `kakera.ops.linear`."""
+        y_TO = linear(x_TI, self.weight_OI, fast_rows)
+        return y_TO if self.bias_O is None else y_TO + self.bias_O
+
+    def packed(self) -> Linear:
+        """The same in the form that computes fastest; its weight can then not be looked at any more."""
+        return Linear(pack(self.weight_OI), self.bias_O)
+
+    def rows(self, which: Tensor) -> Linear:
+        """The output channels `which`, in that order."""
+        return Linear(self.weight_OI[which], None if self.bias_O is None else self.bias_O[which])
+
+
+def fused(parts: Sequence[Linear]) -> Linear:
+    """Linears that read the same input as one, output channels in the order of `parts`; an absent bias is 0."""
+    weight_OI = torch.cat([part.weight_OI for part in parts])
+    if all(part.bias_O is None for part in parts):
+        return Linear(weight_OI)
+    biases = [weight_OI.new_zeros(len(p.weight_OI)) if p.bias_O is None else p.bias_O for p in parts]
+    return Linear(weight_OI, torch.cat(biases))
