@@ -22,12 +22,12 @@ def test_live_state_of_the_27b(spec_27b: ModelSpec) -> None:
 
 def test_checkpoint_of_the_27b(spec_27b: ModelSpec) -> None:
     window = 4 * 64 * 32768 * 2  # four pages of K and V in 16 bit
-    assert checkpoint_bytes(spec_27b, INT2, "fp16", "cuda") == 2 * STATE_27B + 4 * CONV_27B + window + 5120 * 2
+    assert checkpoint_bytes(spec_27b, INT2, "fp16", "cuda") == 2 * STATE_27B + 2 * CONV_27B + window + 5120 * 2
     assert checkpoint_bytes(spec_27b, INT2, "fp32", "cpu") == 4 * STATE_27B + 4 * CONV_27B + window + 5120 * 4
 
 
 def test_dense_kv_needs_no_window_in_a_checkpoint(spec_27b: ModelSpec) -> None:
-    assert checkpoint_bytes(spec_27b, KvFormat("bf16"), "fp16", "cuda") == 2 * STATE_27B + 4 * CONV_27B + 5120 * 2
+    assert checkpoint_bytes(spec_27b, KvFormat("bf16"), "fp16", "cuda") == 2 * STATE_27B + 2 * CONV_27B + 5120 * 2
 
 
 def test_model_without_gdn_has_no_state() -> None:

@@ -15,7 +15,6 @@ from kakera.plan.spec import ModelSpec
 MIB = 2**20
 STATE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2}
 LIVE_STATE_BYTES = 4  # the cold path never rounds a state
-STORED_CONV_BYTES = 4  # three columns a layer: too small to be worth a second precision
 SAMPLER_COPIES = 3  # logits, sorted values, probabilities
 HEAD_PIECE_ROWS = 256  # most rows that go through lm_head at once (echo with log-probabilities)
 HISTORY_TOKENS = {"cpu": 1024, "cuda": 8192}  # INT2 history that attention restores at a time
@@ -73,7 +72,7 @@ def checkpoint_bytes(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, dev
     state = conv = 0
     if spec.gdn is not None:
         state = len(spec.gdn_layers) * spec.gdn.state_values * STATE_BYTES[state_dtype]
-        conv = len(spec.gdn_layers) * spec.gdn.conv_values * STORED_CONV_BYTES
+        conv = len(spec.gdn_layers) * spec.gdn.conv_values * activation_bytes(device)  # stored as they are computed
     window = kv.window_pages * kv.window_page_bytes(spec)
     return state + conv + window + spec.hidden * activation_bytes(device)
 

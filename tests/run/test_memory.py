@@ -1,0 +1,68 @@
+"""The byte truth: what the plan says, what the cache counts, and what the tensors take are one number."""
+
+import pytest
+import torch
+from run_world import CODECS, World, ask, tiny_plan, tokens_of
+
+from kakera.plan.sizes import checkpoint_bytes
+from kakera.run.build import COMPUTE_DTYPES
+from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore
+
+
+def row(plan, name):
+    return sum(r.bytes for r in plan.rows if r.name.startswith(name))
+
+
+@pytest.mark.parametrize("state_dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kv", CODECS)
+def test_what_is_stored_takes_what_the_plan_says(tiny_model, kv, state_dtype):
+    """Few pages and much traffic: checkpoints, sinks and demoted pages lie in the store at every step."""
+    plan = tiny_plan(tiny_model, kv, pages=24, state_dtype=state_dtype)
+    world = World.build(tiny_model, kv, pages=24, state_dtype=state_dtype)
+    most = {"checkpoint": 0, "sink": 0, "page": 0}
+    for i in range(6):
+        world.engine.submit(ask(f"a{i}", tokens_of(i, 150 + 90 * i), 70))
+    while world.engine.stats().running or world.engine.stats().waiting:
+        world.engine.step()
+        store = world.runner.store
+        for kind, records in zip(most, (store.checkpoints, store.sinks, store.pages), strict=True):
+            most[kind] = max(most[kind], len(records))
+        counted = (
+            len(store.checkpoints) * plan.checkpoint_bytes
+            + len(store.sinks) * plan.sink_bytes
+            + len(store.pages) * plan.page_bytes
+        )
+        assert store.bytes() == counted
+    assert most["checkpoint"] > 6 and most["page"] > 6 and (most["sink"] > 3) == (kv == "int2")
+    world.check_idle()
+
+
+@pytest.mark.parametrize("kv", CODECS)
+def test_pages_windows_and_states_take_what_the_plan_says(tiny_model, kv):
+    plan = tiny_plan(tiny_model, kv)
+    world = World.build(tiny_model, kv)
+    held = world.runner.kv.bytes()
+    assert held.pages == plan.pages * plan.page_bytes
+    assert held.ring + held.sink == row(plan, "KV windows and sinks")
+    states = world.runner.states
+    assert states.state_LSVKD.nbytes + states.conv_LSWC.nbytes == row(plan, "recurrent states")
+
+
+@pytest.mark.parametrize("state_dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("kv", CODECS)
+def test_a_checkpoint_of_a_gpu_takes_what_the_plan_says(tiny_model, kv, state_dtype):
+    """The same record with 16-bit activations; where its tensors lie does not change their size."""
+    plan = tiny_plan(tiny_model, kv)
+    shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[state_dtype], COMPUTE_DTYPES["cuda"], torch.device("cpu"))
+    store = HostStore()
+    store.keep_checkpoint(0, shape.empty(64))
+    assert store.bytes() == checkpoint_bytes(plan.spec, plan.kv, state_dtype, "cuda")
+
+
+def test_a_host_budget_of_nothing_keeps_nothing(tiny_model):
+    world = World.build(tiny_model, host_cache=0)
+    prompt = tokens_of(1, 200)
+    first, second = world.one(ask("a", prompt)), world.one(ask("b", prompt))
+    assert first.tokens == second.tokens and second.finished.usage.cached_tokens == 0
+    assert world.runner.store.bytes() == 0
+    world.check_idle()
