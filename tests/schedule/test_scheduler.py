@@ -32,11 +32,13 @@ def test_prompt_that_fills_the_context_is_refused():
 
 
 def test_full_queue_is_429_and_an_id_is_used_once_at_a_time():
-    driver = Driver(max_waiting=2)
+    """Free slots count: the queue's limit is for those who must wait, and all arrive between two steps."""
+    driver = Driver(slots=3, max_waiting=2)
     driver.submit(prose(5), id="a")
     with pytest.raises(RequestRefused, match="not finished"):
         driver.submit(prose(5), id="a")
-    driver.submit(prose(5))
+    for _ in range(4):
+        driver.submit(prose(5))
     with pytest.raises(RequestRefused) as refused:
         driver.submit(prose(5))
     assert refused.value.status == 429

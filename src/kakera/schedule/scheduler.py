@@ -51,7 +51,7 @@ class Scheduler:
         self.limits.check(request)
         if request.id in self.waiting or request.id in self.running:
             raise RequestRefused(f"a request with the id {request.id!r} is not finished yet", code="duplicate_id")
-        if len(self.waiting) >= self.limits.max_waiting:
+        if len(self.waiting) >= self.limits.max_waiting + self.running.slots.free:
             raise RequestRefused(
                 f"{len(self.waiting)} requests are waiting, which is the limit; try again in a few seconds",
                 status=429,
