@@ -63,6 +63,7 @@ class EngineClient:
         self._stats = EngineStats()
         self._streams: dict[str, asyncio.Queue[Event | RequestRefused | Accepted | EngineDied]] = {}
         self._dead = asyncio.Event()
+        self._exit_code: int | None = None
         self._reader: asyncio.Task[None] | None = None
         asyncio.get_running_loop().add_reader(process.sentinel, self._on_death)
 
@@ -79,8 +80,13 @@ class EngineClient:
         process = multiprocessing.get_context("spawn").Process(
             target=engine_main, args=(endpoint, os.getpid(), build), name="kakera-engine", daemon=True
         )
-        with _engine_environment():
-            process.start()
+        try:
+            with _engine_environment():
+                process.start()
+        except BaseException:
+            socket.close(linger=0)
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         client = EngineClient(process, socket, directory)
         try:
             await client._wait_ready()
@@ -103,12 +109,14 @@ class EngineClient:
     async def died(self) -> int:
         """Wait for the engine process to end; returns its exit code (negative: the signal)."""
         await self._dead.wait()
-        return self._process.exitcode if self._process.exitcode is not None else 70
+        return self._exit_code if self._exit_code is not None else 70
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
         """See AsyncEngine.stream."""
         if self._dead.is_set():
             raise EngineDied(self._death_text())
+        if request.id in self._streams:  # the engine would refuse it too, but its answer would go to the wrong stream
+            raise RequestRefused(f"a request with the id {request.id!r} is not finished yet", code="duplicate_id")
         queue: asyncio.Queue[Event | RequestRefused | Accepted | EngineDied] = asyncio.Queue()
         self._streams[request.id] = queue
         ended = False
@@ -136,7 +144,7 @@ class EngineClient:
             self._socket.send(encode(Abort(request_id)))
 
     async def close(self) -> None:
-        """End the engine process: SIGTERM, then SIGKILL."""
+        """End the engine process: SIGTERM, then SIGKILL. Streams that still wait raise EngineDied. Idempotent."""
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
         if self._reader:
             self._reader.cancel()
@@ -144,11 +152,18 @@ class EngineClient:
         await asyncio.to_thread(self._process.join, STOP_SECONDS)
         if self._process.is_alive():
             self._process.kill()
+        self._on_death()
         self._socket.close(linger=0)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     async def _wait_ready(self) -> None:
         death = asyncio.create_task(self._dead.wait())
+        try:
+            await self._take_ready(death)
+        finally:
+            death.cancel()
+
+    async def _take_ready(self, death: asyncio.Task[Any]) -> None:
         while True:
             message = asyncio.ensure_future(self._socket.recv())
             await asyncio.wait({message, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -163,7 +178,6 @@ class EngineClient:
                 error.exit_status = answer.exit_status
                 raise error
             if isinstance(answer, Ready):
-                death.cancel()
                 self.limits, self._stats = answer.limits, answer.stats
                 return
 
@@ -188,9 +202,10 @@ class EngineClient:
     def _on_death(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
         self._process.join()
+        self._exit_code = self._process.exitcode
         self._dead.set()
         for request_id in list(self._streams):
             self._put(request_id, EngineDied(self._death_text()))
 
     def _death_text(self) -> str:
-        return f"the engine process ended unexpectedly (exit code {self._process.exitcode}); restart the server"
+        return f"the engine process ended unexpectedly (exit code {self._exit_code}); restart the server"

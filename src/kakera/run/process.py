@@ -28,10 +28,14 @@ def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) ->
     socket.connect(endpoint)
     try:
         engine = build()
-    except KakeraError as error:
-        socket.send(encode(Failed(str(error), error.exit_status)))
+    except Exception as error:
+        status = error.exit_status if isinstance(error, KakeraError) else 70
+        if status == 70:
+            log.exception("the engine could not start")
+        text = str(error) if isinstance(error, KakeraError) else f"the engine could not start: {error!r}"
+        socket.send(encode(Failed(text, status)))
         socket.close(linger=2000)
-        sys.exit(error.exit_status)
+        sys.exit(status)
     socket.send(encode(Ready(engine.limits, engine.stats())))
     try:
         serve(engine, socket)

@@ -1,0 +1,193 @@
+"""The engine process, for real: streams, refusals, and every way in which one of the two processes may go."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from engine_recipes import BrokenRecipe, TinyRecipe
+from run_world import World, ask, tokens_of
+
+from kakera.errors import EngineDied, KakeraError, RequestRefused
+from kakera.run.client import EngineClient
+from kakera.run.scripted import ScriptedRecipe
+from kakera.schedule.request import Finished, Progress, Tokens
+
+HERE = Path(__file__).parent
+
+
+async def collect(client, request):
+    events = [event async for event in client.stream(request)]
+    assert isinstance(events[-1], Finished)
+    return [token for event in events if isinstance(event, Tokens) for token in event.tokens], events[-1]
+
+
+async def until_idle(client, seconds=3.0):
+    deadline = time.monotonic() + seconds
+    while (stats := await client.stats()).running or stats.waiting:
+        assert time.monotonic() < deadline, stats
+        await asyncio.sleep(0.02)
+    return stats
+
+
+@pytest.fixture(autouse=True)
+def temporary(monkeypatch):
+    """A temporary folder of our own with a short name: the path of a socket has at most 107 characters."""
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield
+        monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def left_behind():
+    return set(Path(tempfile.gettempdir()).glob("kakera-*"))
+
+
+def engines():
+    """Children that are engines; multiprocessing's resource tracker stays for the life of this process."""
+    return [c for c in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(c.cmdline())]
+
+
+def test_streams_refusals_and_departures_of_a_real_engine(tiny_model):
+    """One engine process for all of it: starting one takes seconds."""
+    asyncio.run(_life(tiny_model))
+    assert not engines()
+
+
+async def _life(tiny_model):
+    client = await EngineClient.start(TinyRecipe(tiny_model))
+    try:
+        (directory,) = left_behind()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        assert (client.limits.context, client.limits.max_waiting) == (2048, 2)
+        await _several_at_once(client, tiny_model)
+        await _refusals(client)
+        await _leaving(client)
+        await _killed(client)
+    finally:
+        await client.close()
+    await client.close()
+    assert not left_behind()
+
+
+async def _several_at_once(client, tiny_model):
+    requests = [ask(f"r{n}", tokens_of(n, n), 5) for n in (20, 100, 300)]
+    answers = await asyncio.gather(*(collect(client, request) for request in requests))
+    local = World.build(tiny_model).answer(*requests)
+    assert [tokens for tokens, _ in answers] == [completion.tokens for completion in local]
+    stats = await until_idle(client)
+    assert stats.slots_free == 4 and stats.pages_free == stats.pages_total
+
+
+async def _refusals(client):
+    with pytest.raises(RequestRefused) as too_long:
+        await collect(client, ask("long", tokens_of(1, 3000)))
+    assert (too_long.value.status, too_long.value.code) == (400, "context_length_exceeded")
+    many = [ask(f"many{i}", tokens_of(i, 100), 40) for i in range(12)]
+    answers = await asyncio.gather(*(collect(client, request) for request in many), return_exceptions=True)
+    refused = [answer for answer in answers if isinstance(answer, RequestRefused)]
+    assert refused and {(r.status, r.code) for r in refused} == {(429, "queue_full")}
+    served = [answer for answer in answers if not isinstance(answer, RequestRefused)]
+    assert len(served) >= 4 + 2 and {finished.reason for _, finished in served} == {"length"}
+
+    first = asyncio.create_task(collect(client, ask("twice", tokens_of(1, 50), 30)))
+    await asyncio.sleep(0)
+    with pytest.raises(RequestRefused, match="not finished"):
+        await collect(client, ask("twice", tokens_of(2, 50), 30))
+    tokens, finished = await asyncio.wait_for(first, 10)
+    assert len(tokens) == 30 and finished.reason == "length", "the first one must not pay for the second"
+
+
+async def _leaving(client):
+    endless = ask("endless", tokens_of(1, 300), 1700)
+    stream = client.stream(endless)
+    kinds = [type(await anext(stream)) for _ in range(6)]
+    assert kinds[0] is Progress and kinds[-1] is Tokens
+    steps = (await client.stats()).steps
+    await stream.aclose()
+    stats = await until_idle(client)
+    assert stats.steps - steps < 60 and stats.slots_free == 4, "1,700 steps were ahead"
+    stopping = asyncio.create_task(collect(client, endless))
+    await asyncio.sleep(0.1)
+    client.abort("endless")
+    client.abort("unknown")
+    tokens, finished = await asyncio.wait_for(stopping, 5)
+    assert finished.reason == "abort" and finished.usage.completion_tokens == len(tokens) < 1700
+
+
+async def _killed(client):
+    waiting = [asyncio.create_task(collect(client, ask(f"w{i}", tokens_of(i, 50), 1900))) for i in range(3)]
+    await asyncio.sleep(0.2)
+    os.kill(client.pid, signal.SIGKILL)
+    for outcome in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5):
+        assert isinstance(outcome, EngineDied) and "-9" in str(outcome) and outcome.exit_status == 70
+    assert await asyncio.wait_for(client.died(), 1) == -signal.SIGKILL
+    for call in (client.stats(), collect(client, ask("late", tokens_of(1, 5)))):
+        with pytest.raises(EngineDied):
+            await call
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "status"),
+    [("words", "the file x is truncated", 1), ("defect", "a defect", 70), ("exit", "exit code 3", 70)],
+)
+def test_an_engine_that_can_not_start_says_why(error, text, status):
+    with pytest.raises(KakeraError, match=text) as refusal:
+        asyncio.run(EngineClient.start(BrokenRecipe(error)))
+    assert refusal.value.exit_status == status
+    assert not left_behind() and not engines()
+
+
+def test_a_build_function_that_can_not_be_sent_leaves_nothing(tiny_model):
+    with pytest.raises(Exception, match="pickle"):
+        asyncio.run(EngineClient.start(lambda: None))
+    assert not left_behind() and not engines()
+
+
+def test_the_engine_goes_when_its_parent_is_killed(tiny_model):
+    command = [sys.executable, str(HERE / "engine_recipes.py"), str(tiny_model)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        engine = psutil.Process(int(process.stdout.readline()))
+        assert engine.is_running() and engine.ppid() == process.pid
+        began = time.monotonic()
+        process.kill()
+        psutil.wait_procs([engine], timeout=10)
+        assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
+        assert time.monotonic() - began < 10
+
+
+def test_closing_ends_streams_that_wait_and_starting_again_leaks_nothing(tmp_path):
+    """The scripted engine imports no torch, so a cycle takes a fraction of a second."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"streams": [{"text": "word " * 900, "delay_ms": 5}]}))
+
+    async def cycle():
+        client = await EngineClient.start(ScriptedRecipe(script))
+        waiting = asyncio.create_task(collect(client, ask("w", [1, 2, 3], 900)))
+        await asyncio.sleep(0.05)
+        await client.close()
+        with pytest.raises(EngineDied):
+            await asyncio.wait_for(waiting, 2)
+        assert await asyncio.wait_for(client.died(), 1) == -signal.SIGTERM
+
+    async def cycles(count):
+        for _ in range(count):
+            await cycle()
+
+    process = psutil.Process()
+    asyncio.run(cycles(2))
+    gc.collect()
+    descriptors, threads = process.num_fds(), process.num_threads()
+    asyncio.run(cycles(20))
+    gc.collect()
+    assert process.num_fds() <= descriptors + 1 and process.num_threads() <= threads + 1
+    assert not left_behind() and not engines()
