@@ -46,6 +46,7 @@ def create_app(
         polling.cancel()
 
     app = FastAPI(title="kakera", version=__version__, lifespan=lifespan)
+    app.state.service = service
     install_handlers(app, refusals)
 
     @app.exception_handler(ClientLeft)

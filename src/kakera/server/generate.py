@@ -146,7 +146,7 @@ class ChoiceText:
         return tuple(released)
 
 
-@dataclass
+@dataclass(eq=False)
 class Generation:
     """Runs a Job on the engine, once."""
 
@@ -155,15 +155,19 @@ class Generation:
     job: Job
     record: RequestRecord
     usages: list[Usage] = field(default_factory=list)
+    _merged: asyncio.Queue[Delta | Exception | None] = field(default_factory=asyncio.Queue)
+
+    def end(self, error: Exception) -> None:
+        """Have `deltas` raise this, now or when it is asked."""
+        self._merged.put_nowait(error)
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """What happens, as it happens. Closing the generator aborts whatever still runs, so use `aclosing`."""
-        merged: asyncio.Queue[Delta | Exception | None] = asyncio.Queue()
-        runs = [asyncio.create_task(self._pump(choice, merged)) for choice in range(self.job.choices)]
+        runs = [asyncio.create_task(self._pump(choice)) for choice in range(self.job.choices)]
         open_choices = self.job.choices
         try:
             while open_choices:
-                item = await merged.get()
+                item = await self._merged.get()
                 if isinstance(item, Exception):
                     raise item
                 if item is None:
@@ -182,14 +186,14 @@ class Generation:
                 run.cancel()
             await asyncio.gather(*runs, return_exceptions=True)
 
-    async def _pump(self, choice: int, merged: asyncio.Queue[Delta | Exception | None]) -> None:
+    async def _pump(self, choice: int) -> None:
         try:
             async with contextlib.aclosing(self._choice(choice)) as deltas:
                 async for delta in deltas:
-                    merged.put_nowait(delta)
-            merged.put_nowait(None)
+                    self._merged.put_nowait(delta)
+            self._merged.put_nowait(None)
         except Exception as error:
-            merged.put_nowait(error)
+            self.end(error)
 
     async def _choice(self, choice: int) -> AsyncGenerator[Delta]:
         request = self.job.request(choice)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
+from socket import socket
 
 import uvicorn
 
@@ -13,7 +16,21 @@ from kakera.server.health import EngineWatch
 from kakera.server.model import ServedModel
 
 log = logging.getLogger(__name__)
-LAST_WORDS_SECONDS = 5  # for waiting requests to receive their error before sockets close
+FINISH_SECONDS = 3  # for running requests to end by themselves when the server is told to stop
+LAST_WORDS_SECONDS = 2  # for the others to receive their error before sockets close
+
+
+class Server(uvicorn.Server):
+    """Ends what does not finish in time with an error, where uvicorn would cut it off."""
+
+    def __init__(self, config: uvicorn.Config, end_requests: Callable[[], None]):
+        super().__init__(config)
+        self._end_requests = end_requests
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._end_requests)
+        await super().shutdown(sockets)
+        timer.cancel()
 
 
 async def serve(
@@ -40,9 +57,9 @@ async def serve(
         port=port,
         log_level=log_level,
         access_log=False,  # kakera.requests has one line per request already
-        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=FINISH_SECONDS + LAST_WORDS_SECONDS,
     )
-    server = uvicorn.Server(config)
+    server = Server(config, app.state.service.stop)
     await server.serve()
     if watch.death is not None:
         log.error("stopped because the engine died: %s", watch.death)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+import weakref
 from dataclasses import dataclass, field
 
 from fastapi import Request
@@ -28,6 +29,7 @@ class Service:
     watch: EngineWatch
     metrics: Metrics = field(default_factory=Metrics)
     _seen_fields: set[str] = field(default_factory=set)
+    _generations: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestRefused (404) for a model that is not served here."""
@@ -50,7 +52,14 @@ class Service:
         """From here on the generation's own record says how the request ended."""
         request.state.recorded = True
         record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics)
-        return Generation(self.engine, self.model.tokenizer, job, record)
+        generation = Generation(self.engine, self.model.tokenizer, job, record)
+        self._generations.add(generation)
+        return generation
+
+    def stop(self) -> None:
+        """Give everybody who still waits an error, so that nobody is cut off in silence."""
+        for generation in list(self._generations):
+            generation.end(RequestRefused("the server is stopping; send it again", status=503, code="server_stopping"))
 
 
 def new_id(prefix: str) -> str:
