@@ -116,6 +116,18 @@ def test_a_forward_pass_that_raises_fails_its_rows_and_the_engine_goes_on(tiny_m
     world.check_idle()
 
 
+def test_an_engine_whose_device_is_lost_ends_instead_of_failing_requests_for_ever(world, monkeypatch):
+    """After an illegal access every call to a GPU fails, the one that asks how it is included."""
+
+    def lost(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    world.runner.model.hidden = lost
+    monkeypatch.setattr(runner_module, "touch", lost)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        world.answer(*GOOD)
+
+
 @pytest.mark.parametrize(
     "request_",
     [
@@ -135,6 +147,10 @@ def test_what_would_fail_a_step_is_refused_before_it_can(tiny_model, world, requ
     assert refusal.value.status == 400
     expect(tiny_model, world.answer(*GOOD))
     world.check_idle()
+
+
+def test_a_device_that_computes_passes_the_touch():
+    runner_module.touch(torch.device("cpu"))
 
 
 def test_stop_tokens_outside_the_vocabulary_never_come(world):

@@ -96,6 +96,17 @@ def test_any_setting_yields_a_token_of_the_vocabulary(temperature, top_p, top_k,
     assert 0 <= choose(sampling, [0.0, -50.0, 3.0, 100.0, -100.0]) < 5
 
 
+@pytest.mark.parametrize(
+    "extreme", [{"top_p": 0.0}, {"temperature": 1e-40}, {"temperature": 1e-300}, {"temperature": 1e-8, "top_p": 0.0}]
+)
+def test_extremes_that_the_api_allows_are_greedy(extreme):
+    assert draws(replace(BASE, **extreme), [1.0, 3.0, 2.9, -80.0], 50) == {1: 50}
+
+
+def test_an_endless_temperature_is_uniform():
+    assert len(draws(replace(BASE, temperature=1e30), [1.0, 30.0, -80.0], 100)) == 3
+
+
 def test_non_finite_logits_are_an_error_of_this_row():
     with pytest.raises(ValueError, match="not finite"):
         choose(BASE, [math.nan, 0.0])

@@ -55,7 +55,7 @@ class TorchRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. A forward pass that raises fails every row of the step, because their live states may have been
         updated in some layers and not in others; requests without a row in it go on. A row that fails behind the
-        layers (values that are not finite, sampling, echo) fails alone.
+        layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more.
         """
         began = time.perf_counter()
         for action in plan.before:
@@ -66,6 +66,7 @@ class TorchRunner:
                 results = self._forward(plan)
             except Exception as error:  # whatever it is: the engine outlives it, and says so
                 log.exception("step %d failed", plan.step)
+                touch(self.shape.device)
                 text = f"the engine could not compute this step: {error}"
                 results = tuple(RowResult(row.request_id, error=text) for row in plan.rows)
         for action in plan.after:
@@ -176,3 +177,10 @@ def _finite_spans(hidden_TH: Tensor, spans: Sequence[Span]) -> list[bool]:
     """Whether each span's hidden states are finite: what is not must not become a page that others hit."""
     finite_T = hidden_TH.sum(-1).isfinite()
     return torch.stack([finite_T[span.rows].all() for span in spans]).tolist()
+
+
+def touch(device: torch.device) -> None:
+    """Compute something. Raises RuntimeError on a GPU that is lost (after an illegal access every call fails): then the
+    engine has to end and be started again, instead of failing every request for ever."""
+    if torch.zeros(1, device=device).add_(1).item() != 1:
+        raise RuntimeError(f"{device} computes nonsense")

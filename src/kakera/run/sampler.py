@@ -18,6 +18,7 @@ from torch import Tensor
 from kakera.schedule.request import Sampling, TokenLogprob
 from kakera.schedule.step import Row
 
+SMALLEST_TEMPERATURE = 1e-30  # float32 can hold its inverse
 LOGPROB_FLOOR = -9999.0  # JSON has no -inf; clients expect a finite number
 
 
@@ -77,14 +78,15 @@ def _adjust(row: Row, logits_V: Tensor) -> Tensor:
 
 def _draw(sampling: Sampling, logits_V: Tensor, position: int) -> int:
     """Temperature, then top-k, top-p and min-p on the sorted distribution, then one inverse-CDF step."""
-    scaled_V = logits_V / sampling.temperature
-    if 0 < sampling.top_k < scaled_V.numel():
-        top_K, ids_K = scaled_V.topk(sampling.top_k)
+    if 0 < sampling.top_k < logits_V.numel():
+        top_K, ids_K = logits_V.topk(sampling.top_k)
     else:
-        top_K, ids_K = scaled_V.sort(descending=True, stable=True)
-    probs_K = torch.softmax(top_K, -1)
+        top_K, ids_K = logits_V.sort(descending=True, stable=True)
+    # the largest becomes 0 first: a temperature of 1e-40, which is as good as greedy, must not make infinities of all
+    probs_K = torch.softmax((top_K - top_K[0]) / max(sampling.temperature, SMALLEST_TEMPERATURE), -1)
     if sampling.top_p < 1.0:
         before_K = probs_K.cumsum(-1) - probs_K
+        before_K[0] = -1.0  # the most likely token always stays, also for top_p = 0
         probs_K = torch.where(before_K < sampling.top_p, probs_K, 0.0)
     if sampling.min_p > 0.0:
         probs_K = torch.where(probs_K >= sampling.min_p * probs_K[0], probs_K, 0.0)
