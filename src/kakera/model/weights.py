@@ -106,7 +106,7 @@ class _Loader:
             embedding_VH=embedding.weight_OI,
             layers=tuple(layers),
             scale_H=self.norm("model.norm"),
-            head=embedding if tied else self.linear("lm_head"),
+            head=embedding if tied else self.linear("lm_head").packed(),
             mtp=self.mtp() if draft else None,
         )
 
@@ -120,8 +120,8 @@ class _Loader:
 
     def mlp(self, name: str) -> MlpWeights:
         return MlpWeights(
-            gate_up=fused([self.linear(f"{name}.gate_proj"), self.linear(f"{name}.up_proj")]),
-            down=self.linear(f"{name}.down_proj"),
+            gate_up=fused([self.linear(f"{name}.gate_proj"), self.linear(f"{name}.up_proj")]).packed(),
+            down=self.linear(f"{name}.down_proj").packed(),
         )
 
     def attention(self, name: str) -> AttentionWeights:
@@ -131,16 +131,16 @@ class _Loader:
             rows = torch.arange(len(q.weight_OI), device=self.device).view(spec.heads, 2, spec.head_dim)
             parts = [q.rows(rows[:, 0].flatten()), k, v, q.rows(rows[:, 1].flatten())]
         return AttentionWeights(
-            proj_in=fused(parts),
-            proj_out=self.linear(f"{name}.o_proj"),
+            proj_in=fused(parts).packed(),
+            proj_out=self.linear(f"{name}.o_proj").packed(),
             q_scale_D=self.norm(f"{name}.q_norm"),
             k_scale_D=self.norm(f"{name}.k_norm"),
         )
 
     def gdn(self, name: str) -> GdnWeights:
         return GdnWeights(
-            proj_in=fused([self.linear(f"{name}.in_proj_{part}") for part in ("qkv", "z", "b", "a")]),
-            proj_out=self.linear(f"{name}.out_proj"),
+            proj_in=fused([self.linear(f"{name}.in_proj_{part}") for part in ("qkv", "z", "b", "a")]).packed(),
+            proj_out=self.linear(f"{name}.out_proj").packed(),
             conv_KC=self.float32(f"{name}.conv1d.weight")[:, 0].t().contiguous(),
             rate_V=-self.float32(f"{name}.A_log").exp(),
             dt_bias_V=self.float32(f"{name}.dt_bias"),
@@ -151,7 +151,7 @@ class _Loader:
         return MtpWeights(
             embedding_scale_H=self.norm("mtp.pre_fc_norm_embedding"),
             hidden_scale_H=self.norm("mtp.pre_fc_norm_hidden"),
-            fc=self.linear("mtp.fc"),
+            fc=self.linear("mtp.fc").packed(),
             layer=self.layer("mtp.layers.0", gdn=False),
             scale_H=self.norm("mtp.norm"),
         )
