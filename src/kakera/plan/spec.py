@@ -95,8 +95,10 @@ class ModelSpec:
             config = json.loads(path.read_text())
             extra = directory / "generation_config.json"
             generation = json.loads(extra.read_text()) if extra.is_file() else {}
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # not JSON, or not UTF-8
             raise CheckpointError(f"{path}: not valid JSON ({error})") from None
+        if not isinstance(config, dict) or not isinstance(generation, dict):
+            raise CheckpointError(f"{path} and generation_config.json must hold JSON objects")
         return ModelSpec.from_config(config, generation)
 
     @staticmethod
@@ -112,6 +114,8 @@ class ModelSpec:
             return _build(text, kind in HYBRID_TYPES, _end_tokens(text, generation or {}))
         except KeyError as error:
             raise CheckpointError(f"config.json lacks the key {error}") from None
+        except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+            raise CheckpointError(f"config.json: a value has the wrong type ({error})") from None
 
 
 def _build(text: dict[str, Any], hybrid: bool, eos: tuple[int, ...]) -> ModelSpec:
@@ -139,6 +143,9 @@ def _build(text: dict[str, Any], hybrid: bool, eos: tuple[int, ...]) -> ModelSpe
         gdn=_gdn(text) if hybrid else None,
         eos=eos,
     )
+    for name in ("vocab", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "max_positions"):
+        if not isinstance(size := getattr(spec, name), int) or size < 1:
+            raise CheckpointError(f"config.json: {name} is {size!r}, which is no size")
     if spec.heads % spec.kv_heads:
         raise CheckpointError(f"{spec.heads} query heads can not share {spec.kv_heads} KV heads evenly")
     return spec

@@ -74,10 +74,13 @@ class Script:
         entries = document.get("streams") if isinstance(document, dict) else None
         if not isinstance(entries, list) or not entries:
             raise CheckpointError(f'{path}: a script is an object with a list "streams" of at least one stream')
-        directory = (path.parent / document["tokenizer"]) if "tokenizer" in document else BUNDLED
+        context = document.get("context", DEFAULT_CONTEXT)
+        if not isinstance(context, int) or context < 2:
+            raise CheckpointError(f'{path}: "context" is {context!r}; give at least 2 tokens')
+        directory = (path.parent / str(document["tokenizer"])) if "tokenizer" in document else BUNDLED
         tokenizer = Tokenizer.load(directory)
         streams = tuple(_stream(entry, tokenizer, f"{path}: streams[{i}]") for i, entry in enumerate(entries))
-        return Script(directory, int(document.get("context", DEFAULT_CONTEXT)), streams, tokenizer)
+        return Script(directory, context, streams, tokenizer)
 
 
 class ScriptedRunner:
@@ -148,6 +151,11 @@ def _certain(token: int, alternatives: int) -> TokenLogprob:
 def _stream(entry: Any, tokenizer: Tokenizer, where: str) -> Stream:
     if not isinstance(entry, dict) or ("text" in entry) == ("pieces" in entry):
         raise CheckpointError(f'{where}: a stream is an object with either "text" or "pieces"')
+    for name, kind in (("text", str), ("pieces", list), ("match", str), ("delay_ms", int | float)):
+        if name in entry and not isinstance(entry[name], kind):
+            raise CheckpointError(f'{where}: "{name}" can not be {entry[name]!r}')
+    if entry.get("delay_ms", 0) < 0:
+        raise CheckpointError(f'{where}: "delay_ms" is negative')
     if "text" in entry:
         tokens = tokenizer.encode(entry["text"], allow_special=True)
     else:

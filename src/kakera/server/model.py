@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kakera.chat.template import ChatTemplate
+from kakera.errors import CheckpointError
 from kakera.plan.spec import ModelSpec
 from kakera.text.tokenizer import Tokenizer
 
@@ -25,10 +26,17 @@ class SamplingDefaults:
 
     @staticmethod
     def load(directory: Path) -> SamplingDefaults:
+        """Raises CheckpointError for values that are no numbers."""
         path = directory / "generation_config.json"
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        names = SamplingDefaults.__dataclass_fields__
-        values = {name: config[name] for name in names if config.get(name) is not None}
+        try:
+            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            fields = SamplingDefaults.__dataclass_fields__.values()
+            values: dict[str, Any] = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
+        except (ValueError, AttributeError) as error:
+            raise CheckpointError(f"{path}: not a JSON object ({error})") from None
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise CheckpointError(f"{path}: {name} is {value!r}, which is not a number")
         if config.get("do_sample") is False:
             values["temperature"] = 0.0
         return SamplingDefaults(**values)
