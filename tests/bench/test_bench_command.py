@@ -37,7 +37,9 @@ def test_a_scripted_model_is_measured_through_its_server(tiny_model, tmp_path):
     assert levels[0]["gap"]["p50"] >= 0.002
 
 
-@pytest.mark.parametrize("wrong", [("decode", "--batches", "0"), ("figures", "--only", "speed")])
+@pytest.mark.parametrize(
+    "wrong", [("decode", "--batches", "0"), ("decode", "--plot", "/no/such/x.png"), ("figures", "--only", "speed")]
+)
 def test_wrong_numbers_and_names_are_refused(tiny_model, wrong):
     command, *options = wrong
     with pytest.raises(UsageError):

@@ -80,7 +80,7 @@ def test_cards_that_are_not_there_are_refused(tiny_model: Path, monkeypatch: pyt
     ],
     ids=str,
 )
-def test_a_script_with_a_wrong_value_is_a_checkpoint_error(tmp_path: Path, document: dict) -> None:
+def test_a_script_with_a_wrong_value_is_a_checkpoint_error(tmp_path: Path, document: dict[str, object]) -> None:
     path = tmp_path / "script.json"
     path.write_text(json.dumps(document))
     with pytest.raises(CheckpointError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from command_server import CommandServer
@@ -14,7 +15,7 @@ from tiny_model import byte_tokenizer
 LETTER = {byte: letter for letter, byte in byte_alphabet().items()}
 
 
-def events(text: str) -> list[dict]:
+def events(text: str) -> list[dict[str, Any]]:
     lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
     return [json.loads(line) for line in lines[:-1]]
@@ -42,7 +43,7 @@ def test_case_35_a_character_split_over_two_tokens_is_shown_whole(cut: int) -> N
     face = "😀".encode()
     document = byte_tokenizer()
     vocabulary = document["model"]["vocab"]
-    ids = []
+    ids: list[int] = []
     for part in (face[:cut], face[cut:]):
         piece = "".join(LETTER[byte] for byte in part)
         ids.append(vocabulary.setdefault(piece, 300 + len(ids)))

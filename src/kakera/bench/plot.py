@@ -43,6 +43,8 @@ def check(path: Path) -> None:
     """Raise before the measurement what would fail after it."""
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UsageError(f"--plot {path}: the file must end in .png, .svg or .pdf")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"--plot {path}: there is no directory {path.parent}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
