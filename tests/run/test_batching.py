@@ -3,13 +3,13 @@
 import pytest
 from run_world import CODECS, World, ask, equal, logprob_gap, tokens_of
 
-MIXED = [ask(f"m{n}", tokens_of(n, n), 12) for n in (5, 63, 64, 65, 150, 321, 512, 700)]
+MIXED = [ask(f"m{n}", tokens_of(n, n), 8) for n in (5, 63, 64, 65, 150, 321, 450, 512)]
 TOLERANCE = 1e-4  # decode rows only: a product of another height rounds differently
 
 
 @pytest.mark.parametrize("kv", CODECS)
 def test_chunked_equals_unchunked(tiny_model, kv):
-    prompts = [ask(str(n), tokens_of(n, n), 6) for n in (130, 449, 700)]
+    prompts = [ask(str(n), tokens_of(n, n), 6) for n in (130, 449)]
     worlds = [World.build(tiny_model, kv, chunk=chunk).watch() for chunk in (64, 128, 1024)]
     for request in prompts:
         answers = [world.one(request) for world in worlds]

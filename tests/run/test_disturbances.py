@@ -16,12 +16,12 @@ def undisturbed(tiny_model, kv, requests):
     return {request.id: world.one(request) for request in requests}
 
 
-@pytest.mark.parametrize(("kv", "seed"), [("fp32", 1), ("bf16", 2), ("int2", 3), ("int2", 4)])
+@pytest.mark.parametrize(("kv", "seed"), [("fp32", 1), ("bf16", 2), ("int2", 3)])
 def test_aborts_at_any_moment_disturb_nobody(tiny_model, kv, seed):
     """Queued, prefilling and decoding requests go; slots and pages are few, so their places are taken at once."""
     rng = random.Random(seed)
-    requests = [ask(f"r{i}", tokens_of(i, rng.choice((20, 90, 260, 400))), rng.randrange(4, 30)) for i in range(14)]
-    doomed = {f"r{i}": rng.randrange(1, 16) for i in range(0, 14, 2)}
+    requests = [ask(f"r{i}", tokens_of(i, rng.choice((20, 90, 260, 400))), rng.randrange(4, 20)) for i in range(10)]
+    doomed = {f"r{i}": rng.randrange(1, 12) for i in range(0, 10, 2)}
     world = World.build(tiny_model, kv, slots=4, chunk=64, pages=40)
     for request in requests:
         world.engine.submit(request)
@@ -59,7 +59,7 @@ def conversation(seed, turns, system):
 @functools.cache
 def talks(tiny_model, kv):
     """Three conversations that take turns over one system prompt: requests, and their answers without company."""
-    rounds = list(zip(*(conversation(seed, 4, 170) for seed in (1, 2, 3)), strict=True))
+    rounds = list(zip(*(conversation(seed, 3, 170) for seed in (1, 2, 3)), strict=True))
     requests = [
         ask(f"{turn}.{who}", prompt, 6, boundaries=marks)
         for turn, round_ in enumerate(rounds)
@@ -69,12 +69,12 @@ def talks(tiny_model, kv):
 
 
 @pytest.mark.parametrize("kv", CODECS)
-@pytest.mark.parametrize("checkpoints", [3, 8, 40])
+@pytest.mark.parametrize("checkpoints", [3, 40])
 def test_a_tiny_pool_and_a_tiny_store_change_no_answer(tiny_model, kv, checkpoints):
-    """16 pages hold about one of the conversations."""
-    world = World.build(tiny_model, kv, pages=16, chunk=64)
+    """12 pages hold about one of the conversations."""
+    world = World.build(tiny_model, kv, pages=12, chunk=64)
     budget = checkpoints * world.cache.sizes.checkpoint_bytes
-    world = World.build(tiny_model, kv, pages=16, chunk=64, host_cache=budget)
+    world = World.build(tiny_model, kv, pages=12, chunk=64, host_cache=budget)
     requests, wanted = talks(tiny_model, kv)
     cached = 0
     for request in requests:
@@ -90,13 +90,13 @@ def test_a_tiny_pool_and_a_tiny_store_change_no_answer(tiny_model, kv, checkpoin
 
 @pytest.mark.parametrize("kv", CODECS)
 def test_preempted_requests_give_the_same_answer(tiny_model, kv):
-    requests = [ask(f"p{i}", tokens_of(i, 100 + 40 * i), 90) for i in range(4)]
-    world = World.build(tiny_model, kv, pages=15)
+    requests = [ask(f"p{i}", tokens_of(i, 100 + 40 * i), 70) for i in range(3)]
+    world = World.build(tiny_model, kv, pages=10)
     answers = world.answer(*requests)
     assert world.cache.counters["preemptions"] > 0
     gaps = []
     for answer, wanted in zip(answers, undisturbed(tiny_model, kv, requests).values(), strict=True):
-        assert answer.finished.reason == "length" and len(answer.tokens) == 90
+        assert answer.finished.reason == "length" and len(answer.tokens) == 70
         gaps.append(logprob_gap(answer, wanted))
     assert max(gaps) < TOLERANCE
     world.check_idle()
