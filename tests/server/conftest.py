@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,3 +29,13 @@ def live(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A server with a fixed script, shared by a module's tests."""
     with start(model, tmp_path_factory.mktemp("live") / "script.json", HELLO) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def untouched_logging():
+    """`serve` configures the process's loggers; a later test would then miss its log lines."""
+    loggers = [logging.getLogger(name) for name in ("kakera", "kakera.requests")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    yield
+    for logger, (logger.handlers, logger.propagate, level) in zip(loggers, before, strict=True):
+        logger.setLevel(level)

@@ -156,16 +156,6 @@ class Served:
         self.status = asyncio.run(serve_until_stopped(engine, model, port=self.port, log_level="error"))
 
 
-@pytest.fixture
-def untouched_logging():
-    loggers = [logging.getLogger(name) for name in ("kakera", "kakera.requests")]
-    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
-    yield
-    for logger, (logger.handlers, logger.propagate, level) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-
-
-@pytest.mark.usefixtures("untouched_logging")
 def test_a_dead_engine_answers_who_waits_and_ends_the_server_with_70(model, tmp_path):
     engine = FakeEngine(tmp_path / "script.json", SLOW)
     engine.prefill_seconds = 60
