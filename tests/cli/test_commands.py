@@ -102,6 +102,8 @@ def test_plan_of_a_config_alone_computes_the_weights(tmp_path: Path) -> None:
         (["plan", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
         (["info", "scripted:/no/such/file"], "no file"),
+        (["info", "qwen3.8-27b"], "a shape for `kakera plan`, without weights"),
+        (["eval", "json", "mini", "--limit", "1", "--out", "no-such-directory/answers.jsonl"], "no directory"),
     ],
 )
 def test_wrong_usage_is_two_and_says_why(arguments: list[str], words: str) -> None:
@@ -131,6 +133,12 @@ def test_info_groups_layers_and_adds_up(model: Path) -> None:
     assert groups["layers.*.mlp.up_proj"]["bits_per_weight"] == 16
     assert data["bytes"] == sum(group["bytes"] for group in data["groups"])
     assert data["kv_bytes_per_token"]["bf16"] == 2 * 1 * 2 * 64 * 2  # K and V, one full layer, two heads of 64
+
+
+def test_info_keeps_whole_names_on_a_narrow_terminal(model: Path) -> None:
+    lines = kakera("info", str(model), COLUMNS="50").stdout.splitlines()
+    names = "".join(line.split("│")[0].strip() for line in lines if "│" in line)
+    assert names == "lm_headlayers.*.mlp.up_projnorm"
 
 
 def test_doctor_json_matches_its_exit_status() -> None:

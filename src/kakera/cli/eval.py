@@ -139,11 +139,14 @@ def _run_suite(
     as_json: bool,
     wishes: Wishes,
 ) -> None:
+    from kakera.errors import UsageError
     from kakera.evaluate.data import load_baseline, load_cases
     from kakera.evaluate.session import open_engine, open_reader
     from kakera.evaluate.suites import run_suite
     from kakera.evaluate.tables import groups, table
 
+    if out and not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {out}: there is no directory {out.parent}")
     cases = load_cases(suite, *choice)
     known = load_baseline(baseline) if baseline else None
     directory = _directory(model)

@@ -113,8 +113,8 @@ def _print(name: str, summary: dict[str, Any], groups: list[Group]) -> None:
     stored = summary["checkpoint_bytes"]
     console = Console(highlight=False)
     table = Table(show_edge=False, pad_edge=False)
-    for column in ("tensor", "kind"):
-        table.add_column(column)
+    table.add_column("tensor", overflow="fold")  # in_proj_qkv, _z, _a and _b differ at the end only
+    table.add_column("kind")
     for column in ("count", "shape", "bytes", "bits/weight"):
         table.add_column(column, justify="right")
     for g in groups:

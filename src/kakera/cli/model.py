@@ -33,6 +33,8 @@ class Model:
 
 def resolve_model(name: str) -> Model:
     """Files that can be served; downloads a repo id. Raises UsageError or CheckpointError naming what is missing."""
+    from kakera.plan.known import KNOWN
+
     if name.startswith(SCRIPTED):
         path = Path(name.removeprefix(SCRIPTED))
         if not path.is_file():
@@ -43,6 +45,10 @@ def resolve_model(name: str) -> Model:
     path = Path(name).expanduser()
     if path.is_dir():
         return Model(path.resolve().name, _complete(path))
+    if name in KNOWN:
+        raise UsageError(
+            f"{name} is a shape for `kakera plan`, without weights: give a directory or a Hugging Face repo id"
+        )
     return Model(name.rsplit("/", 1)[-1], _complete(_download(_repo_id(name))))
 
 
