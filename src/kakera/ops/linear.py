@@ -23,9 +23,10 @@ def pack(w_OI: Tensor) -> Tensor:
     The result is opaque: it has a shape and goes to `linear`, nothing else. The operators are the ones that torch's
     own CPU compiler uses; a build of torch without oneDNN keeps plain weights.
     """
-    if w_OI.device.type != "cpu" or w_OI.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    if w_OI.device.type != "cpu" or w_OI.dtype != torch.float32 or not torch._C._has_mkldnn:
         return w_OI
-    return torch.ops.mkldnn._reorder_linear_weight(w_OI.contiguous(), BLOCK_ROWS)
+    packed_OI: Tensor = torch.ops.mkldnn._reorder_linear_weight(w_OI.contiguous(), BLOCK_ROWS)
+    return packed_OI
 
 
 def linear(x_TI: Tensor, w_OI: Tensor, fast_rows: int = 0) -> Tensor:
@@ -53,7 +54,8 @@ def _product(x_NI: Tensor, w_OI: Tensor, rows: int) -> Tensor:
     if count < rows:
         x_NI = F.pad(x_NI, (0, 0, 0, rows - count))
     if w_OI.is_mkldnn:
-        return torch.ops.mkldnn._linear_pointwise(x_NI, w_OI, None, "none", [], "")[:count]
+        y_NO: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, w_OI, None, "none", [], "")
+        return y_NO[:count]
     return torch.mm(w_OI, x_NI.t()).t()[:count]
 
 
