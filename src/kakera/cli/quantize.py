@@ -1,4 +1,4 @@
-"""kakera quantize: plain weights in, a 2 to 8 bit model directory out."""
+"""kakera quantize: plain weights in, a 1 to 8 bit model directory out."""
 
 from __future__ import annotations
 
