@@ -26,13 +26,13 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"scripted:{path}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def scripted(script: str) -> Iterator[CommandServer]:
     with CommandServer(script) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tiny(tiny_model: Path) -> Iterator[CommandServer]:
     with CommandServer(str(tiny_model), "--gpus", "cpu", "--context", "1024") as server:
         yield server

@@ -51,9 +51,19 @@ def left_behind():
     return set(Path(tempfile.gettempdir()).glob("kakera-*"))
 
 
+EARLIER: set[int] = set()  # children that other test modules keep for their own use
+
+
+@pytest.fixture(autouse=True)
+def earlier():
+    EARLIER.clear()
+    EARLIER.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def engines():
-    """Children that are engines; multiprocessing's resource tracker stays for the life of this process."""
-    return [c for c in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(c.cmdline())]
+    """Children that a test left; multiprocessing's resource tracker stays for the life of this process."""
+    children = [c for c in psutil.Process().children(recursive=True) if c.pid not in EARLIER]
+    return [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
 
 
 def test_streams_refusals_and_departures_of_a_real_engine(tiny_model):
