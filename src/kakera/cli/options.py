@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any
@@ -69,9 +68,7 @@ def with_memory_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        wishes = _wishes({name: values.pop(name) for name in MEMORY_OPTIONS})
-        bind_cpu_threads(wishes)
-        command(wishes=wishes, **values)
+        command(wishes=_wishes({name: values.pop(name) for name in MEMORY_OPTIONS}), **values)
 
     own = inspect.signature(command, eval_str=True)
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -83,18 +80,6 @@ def with_memory_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
-
-
-def bind_cpu_threads(wishes: Wishes) -> None:
-    """On a CPU, bind OpenMP threads to cores (of this process before it imports torch, and of its children).
-
-    A busy neighbour moves unbound threads together on one core, where each spins for the other: on two cores with one
-    such neighbour prefill ran at 133 tokens/s unbound and 221 bound (417 and 422 alone). The user's own setting wins.
-    """
-    from kakera.plan.devices import resolve
-
-    if resolve(wishes.gpus).kind == "cpu":
-        os.environ.setdefault("OMP_PROC_BIND", "true")
 
 
 def _wishes(values: dict[str, Any]) -> Wishes:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,22 @@ from kakera.schedule.request import EngineStats, Event, Finished, Request
 
 STOP_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.5
+
+
+@contextlib.contextmanager
+def _engine_environment() -> Iterator[None]:
+    """Bind the engine's OpenMP threads to cores, unless the user has said otherwise.
+
+    The server, a client or a test beside the engine moves its unbound threads together on one core, and the others
+    spin: on two cores with one busy neighbour, prefill ran at 133 tokens/s unbound and 221 bound (417 and 422 alone).
+    """
+    added = {name: "true" for name in ("OMP_PROC_BIND",) if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 class EngineClient:
@@ -64,7 +81,8 @@ class EngineClient:
             target=engine_main, args=(endpoint, os.getpid(), build), name="kakera-engine", daemon=True
         )
         try:
-            process.start()
+            with _engine_environment():
+                process.start()
         except BaseException:
             socket.close(linger=0)
             shutil.rmtree(directory, ignore_errors=True)
