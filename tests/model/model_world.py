@@ -124,7 +124,8 @@ def save_model(directory: Path, kind: str, config: dict[str, Any], prefix: str =
     """A random transformers model, saved to `directory`; every norm scale, decay and bias is drawn too.
 
     Fresh norms hide a doubled (1 + w). Larger weights would test less: at twice these, transformers' own chunk and
-    recurrent forms differ by 2e-4 in the logits.
+    recurrent forms differ by 2e-4 in the logits. Weights are fp16 numbers, as a CPU holds them, so that what differs is
+    arithmetic; `test_linear` tests the rounding.
     """
     from safetensors.torch import load_file, save_file
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
@@ -140,6 +141,7 @@ def save_model(directory: Path, kind: str, config: dict[str, Any], prefix: str =
                 parameter.normal_(
                     std=0.5 if "conv1d" in name else 1.0 if "embed" in name else 0.6 * parameter.shape[-1] ** -0.5
                 )
+                parameter.copy_(parameter.half())
             elif "norm" in name or "dt_bias" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.float().eval().save_pretrained(directory)

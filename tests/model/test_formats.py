@@ -83,7 +83,7 @@ def test_the_switch_adds_every_bias_to_its_own_channels(escha):
     x_TH = torch.randn(5, off.spec.hidden)
 
     def own(name: str, channels: int) -> Tensor:
-        return Linear(stored.linear(name, channels, 128), stored.bias(name, channels))(x_TH)
+        return Linear(stored.linear(name, channels, 128).half().float(), stored.bias(name, channels))(x_TH)
 
     for i, layer in enumerate(on.weights.layers):
         name, mixer = f"model.layers.{i}", layer.mixer

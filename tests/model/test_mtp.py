@@ -37,7 +37,7 @@ def test_later_pairs_do_not_change_earlier_drafts(drafting: HybridModel, tokens:
 
 def test_embedding_comes_first_and_both_inputs_matter(drafting: HybridModel, tokens: torch.Tensor):
     mtp, H = drafting.weights.mtp, drafting.spec.hidden
-    assert mtp is not None
+    assert mtp is not None and isinstance(mtp.fc, Linear)
     embedding_only = replace(mtp, fc=Linear(torch.cat([mtp.fc.weight_OI[:, :H], torch.zeros(H, H)], dim=1)))
     blind = HybridModel(drafting.spec, replace(drafting.weights, mtp=embedding_only))
     a, b = torch.randn(2, 6, H)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kakera.ops.linear import few_rows, linear, linear_reference, pack
+from kakera.ops.linear import linear, linear_reference, pack
 
 
 @pytest.fixture(params=[1, 2, 3], ids="{}threads".format)
@@ -23,17 +23,22 @@ def stored(request: pytest.FixtureRequest) -> Callable[[torch.Tensor], torch.Ten
 
 @pytest.mark.parametrize(("rows", "fast"), [(1, 1), (1, 0), (3, 2), (8, 8), (9, 9), (33, 0), (130, 5)])
 def test_equals_one_row_at_a_time(rows: int, fast: int, stored: Callable[[torch.Tensor], torch.Tensor]):
-    x, w = torch.randn(rows, 96), torch.randn(40, 96)
+    x, w = torch.randn(rows, 96), torch.randn(40, 96).half().float()
     torch.testing.assert_close(linear(x, stored(w), fast), linear_reference(x, w), rtol=1e-5, atol=1e-4)
 
 
 def test_rows_may_be_strided():
-    x, w = torch.randn(70, 192), torch.randn(40, 96)
+    x, w = torch.randn(70, 192), torch.randn(40, 96).half().float()
     torch.testing.assert_close(linear(x[:, ::2], pack(w), 3), linear_reference(x[:, ::2], w), rtol=1e-5, atol=1e-4)
 
 
-def test_packing_leaves_other_weights_alone():
-    w = torch.randn(4, 8, dtype=torch.bfloat16)
+def test_packing_rounds_to_fp16_once():
+    x, w = torch.randn(5, 512), torch.randn(40, 512) * 10.0 ** torch.arange(-38, 2).unsqueeze(1)
+    torch.testing.assert_close(linear(x, pack(w), 5), linear_reference(x, w.half().float()), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("w", [torch.randn(4, 8).bfloat16(), torch.full((4, 8), 65536.0)], ids=["bf16", "beyond fp16"])
+def test_packing_leaves_other_weights_alone(w: torch.Tensor):
     assert pack(w) is w
 
 
@@ -48,7 +53,3 @@ def test_a_row_has_the_same_bits_in_any_batch(
     for fast in (1, 7, 40):
         mixed = linear(torch.cat([torch.randn(fast, in_channels), x[:100]]), w, fast)
         assert torch.equal(mixed[fast:], whole[:100]), fast
-
-
-def test_few_rows():
-    assert [few_rows(n) for n in (1, 2, 3, 4, 5, 8, 9, 16, 17)] == [2, 2, 4, 4, 8, 8, 16, 16, 32]

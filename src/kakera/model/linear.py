@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakera.ops.linear import linear, pack
+from kakera.ops.linear import Weight, linear, pack
 
 
 @dataclass(frozen=True)
-class Linear:
-    """y = x w^T + b. weight_OI: [O, I]; bias_O: [O], or None, which costs nothing."""
+class Projection:
+    """y = x w^T + b. bias_O: [O], or None, which costs nothing. The weight is plain, or opaque and fast."""
 
-    weight_OI: Tensor
+    weight_OI: Weight
     bias_O: Tensor | None = None
 
     def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor:
@@ -23,9 +23,16 @@ class Linear:
         y_TO = linear(x_TI, self.weight_OI, fast_rows)
         return y_TO if self.bias_O is None else y_TO + self.bias_O
 
-    def packed(self) -> Linear:
-        """The same in the form that computes fastest; its weight can then not be looked at any more."""
-        return Linear(pack(self.weight_OI), self.bias_O)
+
+@dataclass(frozen=True)
+class Linear(Projection):
+    """A projection whose weight can be looked at: [O, I]."""
+
+    weight_OI: Tensor
+
+    def packed(self) -> Projection:
+        """The same in the form that computes fastest."""
+        return Projection(pack(self.weight_OI), self.bias_O)
 
     def rows(self, which: Tensor) -> Linear:
         """The output channels `which`, in that order."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakera.model.linear import Linear, fused
+from kakera.model.linear import Linear, Projection, fused
 from kakera.model.parameters import Shapes, parameters
 from kakera.plan.spec import ModelSpec
 from kakera.weights.checkpoint import Checkpoint
@@ -21,22 +21,22 @@ Progress = Callable[[int, int], None]  # layers done, layers in all
 
 @dataclass(frozen=True)
 class MlpWeights:
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
 
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    proj_in: Linear  # q | k | v | output gate (if gated), each head by head
-    proj_out: Linear
+    proj_in: Projection  # q | k | v | output gate (if gated), each head by head
+    proj_out: Projection
     q_scale_D: Tensor
     k_scale_D: Tensor
 
 
 @dataclass(frozen=True)
 class GdnWeights:
-    proj_in: Linear  # q | k | v (convolved together) | z | b | a
-    proj_out: Linear
+    proj_in: Projection  # q | k | v (convolved together) | z | b | a
+    proj_out: Projection
     conv_KC: Tensor  # float32 [taps, channels]
     rate_V: Tensor  # -exp(A_log), float32: g = rate softplus(a + dt_bias)
     dt_bias_V: Tensor  # float32
@@ -55,7 +55,7 @@ class LayerWeights:
 class MtpWeights:
     embedding_scale_H: Tensor
     hidden_scale_H: Tensor
-    fc: Linear  # [H, 2 H]: embedding | hidden
+    fc: Projection  # [H, 2 H]: embedding | hidden
     layer: LayerWeights
     scale_H: Tensor
 
@@ -65,7 +65,7 @@ class ModelWeights:
     embedding_VH: Tensor
     layers: tuple[LayerWeights, ...]
     scale_H: Tensor
-    head: Linear  # [vocabulary, H], the embedding itself if tied
+    head: Projection  # [vocabulary, H], the embedding itself if tied
     mtp: MtpWeights | None
 
 
