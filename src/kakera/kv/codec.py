@@ -73,8 +73,9 @@ def unpack(codes: Tensor) -> Tensor:
 
 
 def field_masks(device: torch.device) -> Tensor:
-    """uint8 [4, 1]: the bits of each quarter in a byte. Masked but not shifted, quarter i reads 4^i times its level."""
-    return torch.tensor(_FIELD_MASKS, dtype=torch.uint8, device=device).unsqueeze(-1)
+    """uint8 [4, 8]: the bits of each quarter in a byte, for eight bytes. Masked but not shifted, quarter i reads 4^i
+    times its level."""
+    return torch.tensor(_FIELD_MASKS, dtype=torch.uint8, device=device).unsqueeze(-1).repeat(1, 8)
 
 
 def field_weights(head_dim: int, device: torch.device) -> Tensor:
