@@ -28,7 +28,7 @@ class GdnRoutes:
     """How the spans of a pass go through every GDN layer."""
 
     steps: tuple[Span, ...]
-    step_rows: Tensor
+    step_rows: slice | Tensor  # a slice, if they lie together, costs no copies
     slots: Tensor
     scans: tuple[Span, ...]
     fast_rows: int  # of decode spans, for `linear`
@@ -38,11 +38,17 @@ class GdnRoutes:
         steps = tuple(span for span in batch.decode if span.count == 1)
         return GdnRoutes(
             steps=steps,
-            step_rows=torch.tensor([span.offset for span in steps], dtype=torch.int64, device=batch.device),
+            step_rows=_rows_of([span.offset for span in steps], batch.device),
             slots=torch.tensor([span.slot for span in steps], dtype=torch.int64, device=batch.device),
             scans=tuple(span for span in batch.decode if span.count != 1) + batch.prefill,
             fast_rows=batch.decode_rows,
         )
+
+
+def _rows_of(rows: list[int], device: torch.device) -> slice | Tensor:
+    if rows and rows[-1] - rows[0] + 1 == len(rows):
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,10 @@ def _step(
 ) -> Tensor:
     """One token of each single-token span, [B, V, D]."""
     state_SVKD, conv_SWC = states.state_LSVKD[layer], states.conv_LSWC[layer]
-    before_BWC = conv_SWC[routes.slots]
+    before_BWC = conv_SWC.index_select(0, routes.slots)
     q, k, v = _heads(spec, causal_conv_step(rows.qkv_TC.float(), before_BWC.float(), weights.conv_KC))
-    conv_SWC[routes.slots] = torch.cat([before_BWC[:, 1:], rows.qkv_TC[:, None].to(before_BWC.dtype)], dim=1)
+    after_BWC = torch.cat([before_BWC[:, 1:], rows.qkv_TC[:, None].to(before_BWC.dtype)], dim=1)
+    conv_SWC.index_copy_(0, routes.slots, after_BWC)
     slots = [span.slot for span in routes.steps]
     o_BVD = gated_delta_step(q, k, v, rows.g_TV, rows.beta_TV, state_SVKD, slots)
     for span in routes.steps:
