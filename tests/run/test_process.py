@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine_recipes import BrokenRecipe, TinyRecipe
+from engine_recipes import BrokenRecipe, ThreadedRecipe, TinyRecipe
 from run_world import World, ask, tokens_of
 
 from kakera.errors import EngineDied, KakeraError, RequestRefused
@@ -70,6 +70,35 @@ def test_streams_refusals_and_departures_of_a_real_engine(tiny_model):
     """One engine process for all of it: starting one takes seconds."""
     asyncio.run(_life(tiny_model))
     assert not engines()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+@pytest.mark.parametrize(
+    ("bind", "user", "bound"),
+    [(True, {}, True), (False, {}, False), (True, {"OMP_PROC_BIND": "false"}, False)],
+    ids=["cpu", "gpu", "user's own"],
+)
+def test_a_cpu_engine_has_a_thread_on_every_core(tiny_model, monkeypatch, bind, user, bound):
+    for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in user.items():
+        monkeypatch.setenv(name, value)
+
+    async def masks():
+        client = await EngineClient.start(ThreadedRecipe(tiny_model), bind_threads=bind)
+        try:
+            await collect(client, ask("a", tokens_of(1, 100), 2))
+            return [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{client.pid}/task").iterdir()]
+        finally:
+            await client.close()
+
+    ours = os.sched_getaffinity(0)
+    found = asyncio.run(masks())
+    if bound:
+        assert set().union(*(mask for mask in found if len(mask) == 1)) == ours
+    else:
+        assert all(mask == ours for mask in found)
+    assert "OMP_PROC_BIND" not in os.environ or user
 
 
 async def _life(tiny_model):

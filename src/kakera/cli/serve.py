@@ -30,6 +30,7 @@ def serve(
     from kakera.cli.engine import recipe_for, served_model
     from kakera.cli.model import resolve_model
     from kakera.errors import UsageError
+    from kakera.plan.devices import resolve
 
     if log_level not in LEVELS:
         raise UsageError(f"--log-level {log_level}: choose {', '.join(LEVELS)}")
@@ -42,7 +43,7 @@ def serve(
         from kakera.run.client import EngineClient
         from kakera.server.run import serve as serve_engine
 
-        engine = await EngineClient.start(recipe)
+        engine = await EngineClient.start(recipe, bind_threads=resolve(wishes.gpus).kind == "cpu")
         try:
             say(f"{offered.name} answers on http://{host}:{port}/v1")
             return await serve_engine(engine, offered, host=host, port=port, api_key=api_key, log_level=log_level)

@@ -37,14 +37,15 @@ LAST_WORDS_SECONDS = 0.5
 
 
 @contextlib.contextmanager
-def _engine_environment() -> Iterator[None]:
-    """Bind the engine's OpenMP threads to cores, unless the user has said otherwise.
+def _threads_bound(bind: bool) -> Iterator[None]:
+    """Bind the OpenMP threads of a child started inside to cores, unless the user has arranged threads otherwise.
 
-    The server, a client or a test beside the engine moves its unbound threads together on one core, and the others
-    spin: on two cores with one busy neighbour, prefill ran at 133 tokens/s unbound and 221 bound (417 and 422 alone).
+    A busy neighbour (a client, a test, another program) moves unbound threads together on one core, where each spins
+    for the other: on two cores with one such neighbour, prefill ran at 111 to 134 tokens/s unbound and 207 bound,
+    decode at 8 and 14; alone, binding costs a tenth (388 against 426).
     """
-    added = {name: "true" for name in ("OMP_PROC_BIND",) if name not in os.environ}
-    os.environ.update(added)
+    added = {"OMP_PROC_BIND"} if bind and not {"OMP_PROC_BIND", "OMP_NUM_THREADS"} & set(os.environ) else set()
+    os.environ.update(dict.fromkeys(added, "true"))
     try:
         yield
     finally:
@@ -68,10 +69,11 @@ class EngineClient:
         asyncio.get_running_loop().add_reader(process.sentinel, self._on_death)
 
     @staticmethod
-    async def start(build: Callable[[], Any]) -> EngineClient:
+    async def start(build: Callable[[], Any], *, bind_threads: bool = False) -> EngineClient:
         """Start the process and wait until the model is loaded. Raises what the engine says if it can not start.
 
-        `build` runs in the child: a picklable callable that returns a LocalEngine.
+        `build` runs in the child: a picklable callable that returns a LocalEngine. `bind_threads`: one thread a core,
+        for an engine that computes on the CPU.
         """
         directory = Path(tempfile.mkdtemp(prefix="kakera-"))  # mode 0700: the socket is ours alone
         endpoint = f"ipc://{directory}/engine"
@@ -81,7 +83,7 @@ class EngineClient:
             target=engine_main, args=(endpoint, os.getpid(), build), name="kakera-engine", daemon=True
         )
         try:
-            with _engine_environment():
+            with _threads_bound(bind_threads):
                 process.start()
         except BaseException:
             socket.close(linger=0)
