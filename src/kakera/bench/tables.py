@@ -12,7 +12,7 @@ from kakera.bench.load import Beside, Level, SecondTurn
 
 def levels(model: str, rows: Sequence[Level]) -> Table:
     times = ("first token p50 / p95 / max (ms)", "between tokens p50 / p95 / max (ms)")
-    view = _table(f"{model}: parallel streams", ("streams", "prompt", "new", *times, "tokens/s"))
+    view = right_aligned(f"{model}: parallel streams", ("streams", "prompt", "new", *times, "tokens/s"))
     for row in rows:
         view.add_row(
             str(row.streams),
@@ -26,7 +26,9 @@ def levels(model: str, rows: Sequence[Level]) -> Table:
 
 
 def second_turn(turn: SecondTurn) -> Table:
-    view = _table("second turn of a conversation", ("turn", "prompt", "cached", "first token (s)", "against cold"))
+    view = right_aligned(
+        "second turn of a conversation", ("turn", "prompt", "cached", "first token (s)", "against cold")
+    )
     view.add_row("first (cold)", f"{turn.cold_tokens:,}", "0", f"{turn.cold_seconds:.3f}", "")
     cached = f"{turn.cached_tokens:,} ({turn.cached_share:.1%})"
     view.add_row("second", f"{turn.warm_tokens:,}", cached, f"{turn.warm_seconds:.3f}", f"{turn.ratio:.1%}")
@@ -34,7 +36,7 @@ def second_turn(turn: SecondTurn) -> Table:
 
 
 def beside(found: Beside) -> Table:
-    view = _table(
+    view = right_aligned(
         f"{found.streams} streams beside a prompt of {found.prompt_tokens:,} tokens",
         ("", "between tokens p50 / p95 / max (ms)", "prefill tokens/s"),
     )
@@ -45,7 +47,7 @@ def beside(found: Beside) -> Table:
 
 
 def grid(title: str, rows: Sequence[DecodeSpeed | PrefillSpeed]) -> Table:
-    view = _table(title, ("context", "at once", "time", "tokens/s"))
+    view = right_aligned(title, ("context", "at once", "time", "tokens/s"))
     for row in rows:
         if isinstance(row, DecodeSpeed):
             time = f"{row.step.text()} ms a step (p50 / p95 / max)"
@@ -55,7 +57,7 @@ def grid(title: str, rows: Sequence[DecodeSpeed | PrefillSpeed]) -> Table:
     return view
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
+def right_aligned(title: str, columns: Sequence[str]) -> Table:
     view = Table(title=title)
     for column in columns:
         view.add_column(column, justify="right")

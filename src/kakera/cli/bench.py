@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kakera.bench.engine import EngineBench
     from kakera.bench.load import Beside, Level, SecondTurn
 
-app = typer.Typer(help="Measure speed: serve, decode, prefill, figures.", no_args_is_help=True)
+app = typer.Typer(help="Measure speed: serve, decode, prefill, kernels, figures.", no_args_is_help=True)
 
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw a plot: FILE.png, .svg or .pdf.", metavar="FILE")]
 ContextsOption = Annotated[str, typer.Option("--contexts", help="Context lengths in tokens.", metavar="N,N,...")]
@@ -189,6 +189,48 @@ def figures(
     _show({"model": model, "figures": [f.json() for f in found]}, as_json, [figure.table(found, model)])
     if not all(f.ok for f in found):
         raise typer.Exit(1)
+
+
+@app.command()
+def kernels(
+    spec: Annotated[
+        str, typer.Option("--spec", help="Shapes of a known model or of a model directory.")
+    ] = "qwen3.8-27b",
+    only: Annotated[str, typer.Option("--only", help="Which kernels: linear.", metavar="NAME,...")] = "linear",
+    rows: Annotated[
+        str, typer.Option("--rows", help="Rows of the input.", metavar="N,...")
+    ] = "1,8,32,64,128,1024,8192",
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Cards that share the model.")] = 1,
+    plot: PlotOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """GPU kernels on random data of a model's shapes, beside the card's ceilings and the library's kernels."""
+    from kakera.bench import plot as plots
+    from kakera.cli.model import shape_of
+    from kakera.errors import KakeraError, UsageError
+
+    if only != "linear":
+        raise UsageError(f"--only {only}: there is linear")
+    counts, model = _numbers("--rows", rows), shape_of(spec)[0]
+    if plot:
+        plots.check(plot)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise KakeraError("kakera bench kernels measures a GPU, and torch sees none here (kakera doctor says why)")
+    from kakera.bench import linears
+    from kakera.bench.linear_tables import tables
+
+    with _waiting("measuring") as tell:
+        found = linears.measure(model, counts, ranks, tell)
+    if plot:
+        short = [n for n in counts if n < linears.LONG_ROWS]
+        lines = [
+            plots.Line("trellis codes", short, [found.total(n) * 1e3 for n in short]),
+            plots.Line("cuBLAS fp16", short, [found.total(n, "cublas_seconds") * 1e3 for n in short]),
+        ]
+        plots.draw(plot, f"all linears of {spec}, {found.device}", "rows", "ms", lines)
+    _show({"spec": spec, "ranks": ranks, **asdict(found)}, as_json, tables(found, spec))
 
 
 def _numbers(option: str, text: str) -> list[int]:

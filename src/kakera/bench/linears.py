@@ -1,0 +1,162 @@
+"""The linears of a model on a GPU: trellis codes decoded in the product, against cuBLAS in 16 bit at the same shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
+from kakera.ops.int8 import int8_linear
+from kakera.ops.trellis import TrellisLinear, TrellisScratch
+from kakera.plan.spec import ModelSpec
+from kakera.weights.coded import CodedLinear
+
+BITS = {"up": 3, "down": 3}  # Escha's rates; 2 for the rest
+LONG_ROWS = 1024  # from here on a card is bound by its power: measured rested too
+REST_SECONDS = 0.1
+Tell = Callable[[str], None]
+Path = Literal["few", "many", "into"]  # methods of TrellisLinear; `into` chooses
+
+
+@dataclass(frozen=True)
+class Group:
+    """Linears that read the same input; `count` of them in the model. Channels of each part, and bits."""
+
+    name: str
+    count: int
+    inputs: int
+    outputs: tuple[int, ...]
+    bits: tuple[int, ...]
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * sum(self.outputs)
+
+    @property
+    def code_bytes(self) -> float:
+        return self.inputs * sum(o * b for o, b in zip(self.outputs, self.bits, strict=True)) / 8
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of one group for a number of rows; `rested`: with idleness before each repetition (long rows only)."""
+
+    group: Group
+    rows: int
+    seconds: float
+    cublas_seconds: float
+    rested: float | None = None
+    cublas_rested: float | None = None
+
+
+@dataclass(frozen=True)
+class LinearBench:
+    """What `measure` found. `head`: rows and seconds of the int8 head, and its bytes."""
+
+    device: str
+    copy_bytes_per_second: float
+    rows: tuple[Measured, ...]
+    head: tuple[tuple[int, float], ...]
+    head_bytes: int
+
+    def total(self, rows: int, field: str = "seconds") -> float:
+        """Seconds of all linears of the model."""
+        return float(sum(getattr(m, field) * m.group.count for m in self.rows if m.rows == rows))
+
+    def weights(self, rows: int) -> int:
+        return sum(m.group.weights * m.group.count for m in self.rows if m.rows == rows)
+
+
+def groups(spec: ModelSpec, ranks: int = 1) -> list[Group]:
+    """The coded linears of a model as they are launched, split over `ranks` cards."""
+
+    def group(name: str, count: int, inputs: int, **outputs: int) -> Group:
+        return Group(name, count, inputs, tuple(outputs.values()), tuple(BITS.get(part, 2) for part in outputs))
+
+    hidden, inner, full = spec.hidden, spec.intermediate // ranks, len(spec.full_layers)
+    query, kv = spec.heads * spec.head_dim // ranks, spec.kv_heads * spec.head_dim // ranks
+    found = [
+        group("q|k|v", full, hidden, q=query * (2 if spec.gated else 1), k=kv, v=kv),
+        group("o", full, query, o=hidden),
+        group("gate|up", len(spec.layers), hidden, gate=inner, up=inner),
+        group("down", len(spec.layers), inner, down=hidden),
+    ]
+    if spec.gdn is not None:
+        value = spec.gdn.v_heads * spec.gdn.v_dim // ranks
+        gdn = len(spec.gdn_layers)
+        found.insert(0, group("qkv|z", gdn, hidden, qkv=spec.gdn.conv_channels // ranks, z=value))
+        found.insert(1, group("gdn out", gdn, value, out=hidden))
+    return found
+
+
+def measure(spec: ModelSpec, rows: Sequence[int], ranks: int, tell: Tell, head: bool = True) -> LinearBench:
+    """Random codes (a trellis makes weights of any bits), random activations; ours and cuBLAS beside each other."""
+    found = []
+    for group in groups(spec, ranks):
+        for count in rows:
+            tell(f"{group.name}, {count} rows")
+            found.append(_one(group, count))
+    heads = tuple(_head(spec, ranks, [r for r in rows if r < LONG_ROWS])) if head else ()
+    name = torch.cuda.get_device_name()
+    vocabulary = spec.vocab // ranks
+    return LinearBench(name, copy_bytes_per_second(), tuple(found), heads, vocabulary * (spec.hidden + 2))
+
+
+def path_seconds(group: Group, rows: int, path: Path) -> float:
+    """Seconds of a group on one path, whatever the op would choose."""
+    return graph_seconds(list(_calls(group, rows, path)))
+
+
+def _one(group: Group, rows: int) -> Measured:
+    ours, cublas = list(_calls(group, rows, "into")), list(_cublas_calls(group, rows))
+    times = graph_seconds(ours), graph_seconds(cublas)
+    if rows < LONG_ROWS:
+        return Measured(group, rows, *times)
+    return Measured(
+        group, rows, *times, graph_seconds(ours, pause=REST_SECONDS), graph_seconds(cublas, pause=REST_SECONDS)
+    )
+
+
+def _calls(group: Group, rows: int, path: Path) -> Iterator[Callable[[], object]]:
+    sets = [TrellisLinear(tuple(_random_parts(group))) for _ in range(copies(group.code_bytes))]
+    scratch = TrellisScratch.allocate(sets, torch.device("cuda", torch.cuda.current_device()))
+    x_TI = torch.randn(rows, group.inputs, device="cuda").half()
+    y_PTO = tuple(x_TI.new_empty(rows, outputs) for outputs in group.outputs)
+    for linear in sets:
+        yield partial(getattr(linear, path), x_TI, y_PTO, scratch)
+
+
+def _random_parts(group: Group) -> Iterator[CodedLinear]:
+    for outputs, bits in zip(group.outputs, group.bits, strict=True):
+        shape = (group.inputs // 16, outputs // 16, 16 * bits)
+        code = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda")
+        scale = torch.randn(group.inputs, device="cuda") * 0.02
+        yield CodedLinear(code, scale, torch.randn(outputs, device="cuda"), "mcg")
+
+
+def _cublas_calls(group: Group, rows: int) -> Iterator[Callable[[], object]]:
+    x_TI = torch.randn(rows, group.inputs, device="cuda").half()
+    y_PTO = [x_TI.new_empty(rows, outputs) for outputs in group.outputs]
+    for _ in range(copies(2 * group.weights)):
+        weights = [torch.randn(group.inputs, o, device="cuda", dtype=torch.float16) * 0.02 for o in group.outputs]
+
+        yield partial(_multiply, x_TI, weights, y_PTO)
+
+
+def _multiply(x_TI: Tensor, weights: Sequence[Tensor], y_PTO: Sequence[Tensor]) -> None:
+    for weight_IO, y_TO in zip(weights, y_PTO, strict=True):
+        torch.mm(x_TI, weight_IO, out=y_TO)
+
+
+def _head(spec: ModelSpec, ranks: int, rows: Sequence[int]) -> Iterator[tuple[int, float]]:
+    vocabulary = spec.vocab // ranks
+    q_OI = torch.randint(-127, 128, (vocabulary, spec.hidden), device="cuda", dtype=torch.int8)
+    scale_O = torch.rand(vocabulary, device="cuda").half()
+    for count in rows:
+        x_TI = torch.randn(count, spec.hidden, device="cuda").half()
+        yield count, graph_seconds([partial(int8_linear, x_TI, q_OI, scale_O)])

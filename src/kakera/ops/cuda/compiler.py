@@ -1,0 +1,135 @@
+"""CUDA C++ compiled at run time (NVRTC), kept on disk and launched on torch's current stream.
+
+No compiler and no CUDA toolkit is needed on the user's machine: NVRTC comes with torch's CUDA build, and the sources
+here include nothing but each other. No GPU is needed to compile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kakera.errors import KakeraError
+
+SOURCES = Path(__file__).parent
+OPTIONS = ("-std=c++17", "-default-device")
+
+
+class Kernel:
+    """A loaded kernel that takes one structure by value. Threads per block are fixed."""
+
+    def __init__(self, function: Any, threads: int, overlaps: bool):
+        self._function = function
+        self._threads = threads
+        self._overlaps = overlaps
+
+    def launch(self, blocks: tuple[int, int], arguments: ctypes.Structure, dependent: bool = False) -> None:
+        """On torch's current stream of the current device. The structure is copied before this returns.
+
+        `dependent`: the kernel itself waits for those in front of it (on Hopper and later it may start before their
+        end; earlier cards know no such thing and start it behind them).
+        """
+        import torch
+        from cuda.bindings import driver
+
+        pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = *blocks, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
+        config.sharedMemBytes = 0
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        if dependent and self._overlaps:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+
+
+@functools.cache
+def kernel(name: str, threads: int, defines: tuple[str, ...], device: int) -> Kernel:
+    """The entry `name` of NAME.cu for the CUDA device `device`, compiled or read from disk.
+
+    The context of the device must be current, as it is after any torch operation on it.
+    """
+    import torch
+    from cuda.bindings import driver
+
+    major, minor = torch.cuda.get_device_capability(device)
+    cubin = cached_cubin(name, defines, f"sm_{major}{minor}", cache_directory())
+    (module,) = _check(driver.cuModuleLoadData(cubin))
+    (function,) = _check(driver.cuModuleGetFunction(module, name.encode()))
+    return Kernel(function, threads, major >= 9)
+
+
+def cache_directory() -> Path:
+    """Where the XDG rules put what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kakera" / "kernels"
+
+
+def cached_cubin(name: str, defines: tuple[str, ...], arch: str, directory: Path) -> bytes:
+    """`compile_cubin`, kept in `directory` under a hash of the sources, the options and NVRTC's version."""
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    digest = hashlib.sha256(repr((defines, arch, OPTIONS, major, minor)).encode())
+    for path in (SOURCES / f"{name}.cu", *_headers()):
+        digest.update(path.read_bytes())
+    path = directory / f"{name}-{arch}-{digest.hexdigest()[:24]}.cubin"
+    if path.is_file():
+        return path.read_bytes()
+    cubin = compile_cubin(name, defines, arch)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=directory)
+        with os.fdopen(handle, "wb") as file:
+            file.write(cubin)
+        Path(part).replace(path)  # two processes may compile the same: each sees a whole file
+    except OSError:
+        pass  # a read-only home costs the compilation at each start, nothing else
+    return bytes(cubin)
+
+
+def compile_cubin(name: str, defines: tuple[str, ...], arch: str) -> bytes:
+    """Machine code of NAME.cu for `arch` (sm_80 ...). Raises KakeraError with the compiler's words."""
+    from cuda.bindings import nvrtc
+
+    headers = _headers()
+    source = (SOURCES / f"{name}.cu").read_bytes()
+    (program,) = _check(
+        nvrtc.nvrtcCreateProgram(
+            source,
+            f"{name}.cu".encode(),
+            len(headers),
+            [header.read_bytes() for header in headers],
+            [header.name.encode() for header in headers],
+        )
+    )
+    options = [*OPTIONS, f"-arch={arch}", *(f"-D{define}" for define in defines)]
+    result = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    if int(result[0]) != 0:
+        (size,) = _check(nvrtc.nvrtcGetProgramLogSize(program))
+        log = b" " * size
+        _check(nvrtc.nvrtcGetProgramLog(program, log))
+        raise KakeraError(f"{name}.cu does not compile for {arch}:\n{log.rstrip(bytes(1)).decode()}")
+    (size,) = _check(nvrtc.nvrtcGetCUBINSize(program))
+    cubin = b" " * size
+    _check(nvrtc.nvrtcGetCUBIN(program, cubin))
+    _check(nvrtc.nvrtcDestroyProgram(program))
+    return bytes(cubin)
+
+
+def _headers() -> list[Path]:
+    return sorted(SOURCES.glob("*.cuh"))
+
+
+def _check(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a CUDA call returned behind its status; raises KakeraError if that is not success."""
+    if int(result[0]) != 0:
+        raise KakeraError(f"a CUDA call failed: {result[0]!r}")
+    return result[1:]

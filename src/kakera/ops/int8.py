@@ -1,0 +1,51 @@
+"""Linears with int8 rows on NVIDIA GPUs (the head of an Escha checkpoint). Reference: `kakera.weights.int8.decode`."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from kakera.ops.cuda.compiler import kernel
+from kakera.weights.int8 import decode
+
+FEW_ROWS = 32
+MANY_ROWS = 96  # from here on decoding a piece of the rows once is faster than three passes
+PIECE_ROWS = 8192  # output channels decoded at a time: 84 MB in 16 bit at 5,120 inputs
+STEP = 64  # input channels of a warp's step
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "y")),
+        *((name, ctypes.c_int) for name in ("rows", "inputs", "outputs", "x_stride", "y_stride", "pad")),
+    ]
+
+
+def int8_linear(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor) -> Tensor:
+    """[T, O] in x's dtype, float16 or bfloat16. q_OI int8, scale_O float16; I a multiple of 64, O of 16."""
+    outputs, inputs = q_OI.shape
+    if inputs % STEP or outputs % 16:
+        raise ValueError(f"int8 rows of {inputs} x {outputs}: inputs go in steps of {STEP}, outputs of 16")
+    y_TO = x_TI.new_empty(len(x_TI), outputs)
+    if len(x_TI) >= MANY_ROWS:
+        for first in range(0, outputs, PIECE_ROWS):
+            piece = slice(first, first + PIECE_ROWS)
+            torch.mm(x_TI, decode(q_OI[piece], scale_O[piece], x_TI.dtype).t(), out=y_TO[:, piece])
+        return y_TO
+    for start in range(0, len(x_TI), FEW_ROWS):
+        _few(x_TI[start : start + FEW_ROWS], q_OI, scale_O, y_TO[start : start + FEW_ROWS])
+    return y_TO
+
+
+def _few(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor, y_TO: Tensor) -> None:
+    outputs, inputs = q_OI.shape
+    rows = len(x_TI)
+    launch = _Launch(rows=rows, inputs=inputs, outputs=outputs, x_stride=x_TI.stride(0), y_stride=y_TO.stride(0))
+    launch.x, launch.weight, launch.y = x_TI.data_ptr(), q_OI.data_ptr(), y_TO.data_ptr()
+    launch.scale = scale_O.data_ptr()
+    groups = 1 if rows <= 8 else 2 if rows <= 16 else 4
+    channels = 128 if groups == 4 else 64  # of a thread block
+    defines = (f"GROUPS={groups}", *(("BF16",) if x_TI.dtype == torch.bfloat16 else ()))
+    kernel("int8_few", 128, defines, x_TI.device.index).launch((-(-outputs // channels), 1), launch)
