@@ -27,13 +27,18 @@ def coded(inputs: int, outputs: int, bits: int, codebook: str = "mcg", seed: int
     return CodedLinear(code, scale[:inputs] * 0.02, scale[inputs:].contiguous(), codebook)
 
 
+def scratch_of(linear: TrellisLinear) -> TrellisScratch:
+    shapes = [(part.out_channels, part.in_channels) for part in linear.parts]
+    return TrellisScratch.allocate(shapes, torch.device("cuda", 0))
+
+
 def error(y: torch.Tensor, reference: torch.Tensor) -> float:
     return ((y.double() - reference).norm() / reference.norm()).item()
 
 
 def check(linear: TrellisLinear, rows: int, dtype: torch.dtype = torch.float16, path: str | None = None) -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
-    scratch = TrellisScratch.allocate([linear], torch.device("cuda", 0))
+    scratch = scratch_of(linear)
     scratch.partial.fill_(float("nan"))
     scratch.rotated.fill_(float("nan"))
     scratch.weight.fill_(0xFF)
@@ -104,7 +109,7 @@ def test_shapes_of_real_models(inputs, outputs, bits):
 
 def test_few_rows_have_the_same_bits_every_time():
     linear = TrellisLinear((coded(5120, 5120, 2),))
-    scratch = TrellisScratch.allocate([linear], torch.device("cuda", 0))
+    scratch = scratch_of(linear)
     x = torch.randn(5, 5120, device="cuda").half()
     (first,) = linear(x, scratch)
     assert all(torch.equal(linear(x, scratch)[0], first) for _ in range(50))

@@ -14,7 +14,8 @@ def tables(found: LinearBench, model: str) -> list[Table]:
     short, long = [n for n in counts if n < LONG_ROWS], [n for n in counts if n >= LONG_ROWS]
     views = []
     if short:
-        title = f"{model}, {found.device}: microseconds, and codes read as a share of {_tera(found.copy_bytes_per_second)}B/s"
+        ceiling = f"{_tera(found.copy_bytes_per_second)}B/s"
+        title = f"{model}, {found.device}: microseconds, and codes read as a share of {ceiling}"
         view = right_aligned(title, ("linears", "rows", "ours", "share", "cuBLAS fp16"))
         for m in found.rows:
             if m.rows in short:

@@ -1,4 +1,4 @@
-"""The linears of a model on a GPU: trellis codes decoded in the product, against cuBLAS in 16 bit at the same shapes."""
+"""The linears of a model on a GPU: trellis codes decoded in the product, beside cuBLAS in 16 bit."""
 
 from __future__ import annotations
 
@@ -124,7 +124,9 @@ def _one(group: Group, rows: int) -> Measured:
 
 def _calls(group: Group, rows: int, path: Path) -> Iterator[Callable[[], object]]:
     sets = [TrellisLinear(tuple(_random_parts(group))) for _ in range(copies(group.code_bytes))]
-    scratch = TrellisScratch.allocate(sets, torch.device("cuda", torch.cuda.current_device()))
+    scratch = TrellisScratch.allocate(
+        [(outputs, group.inputs) for outputs in group.outputs], torch.device("cuda", torch.cuda.current_device())
+    )
     x_TI = torch.randn(rows, group.inputs, device="cuda").half()
     y_PTO = tuple(x_TI.new_empty(rows, outputs) for outputs in group.outputs)
     for linear in sets:

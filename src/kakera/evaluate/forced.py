@@ -31,7 +31,7 @@ class Forced:
     @torch.inference_mode()
     def hidden(self, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """Yield (start, hidden_NH) chunk by chunk: post-norm hidden states of tokens start .. start + N - 1."""
-        device = self.model.weights.embedding_VH.device
+        device = self.model.weights.embedding.device
         tokens_T = torch.tensor(tokens, dtype=torch.int64, device=device)
         self.states.reset(0)
         for start in range(0, len(tokens), self.chunk):

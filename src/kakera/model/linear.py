@@ -1,14 +1,45 @@
-"""Linear: a weight with its bias, if it has one."""
+"""Linears and embeddings: what a layer calls, and the plain kinds of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kakera.ops.linear import Weight, linear, pack
+
+
+class LinearMap(Protocol):
+    """x_TI [T, I] to [T, O], however the weight is kept; `fast_rows` as in `kakera.ops.linear`."""
+
+    def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor: ...
+
+
+class EmbeddingMap(Protocol):
+    """Tokens [T] to rows [T, H], however the table is kept."""
+
+    def __call__(self, tokens_T: Tensor) -> Tensor: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """A table in the model's dtype."""
+
+    rows_VH: Tensor
+
+    def __call__(self, tokens_T: Tensor) -> Tensor:
+        return F.embedding(tokens_T, self.rows_VH)
+
+    @property
+    def device(self) -> torch.device:
+        return self.rows_VH.device
 
 
 @dataclass(frozen=True)

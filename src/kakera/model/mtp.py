@@ -32,7 +32,7 @@ def draft_hidden(model: HybridModel, tokens_N: Tensor, hidden_NH: Tensor) -> Ten
         raise CheckpointError("this model directory has no multi-token prediction layer (mtp.* tensors)")
     spec, eps = model.spec, model.spec.rms_eps
     rotary = Rotary.at(torch.arange(len(tokens_N), device=tokens_N.device), spec.rotary_dim, spec.rope_theta)
-    x_NH = _pair(weights, F.embedding(tokens_N, model.weights.embedding_VH), hidden_NH, eps)
+    x_NH = _pair(weights, model.weights.embedding(tokens_N), hidden_NH, eps)
     layer = weights.layer
     assert isinstance(layer.mixer, AttentionWeights)
     normed_NH = rms_norm(x_NH, layer.input_scale_H, eps)

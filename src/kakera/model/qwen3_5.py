@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kakera.model.attention import full_attention
@@ -58,7 +57,7 @@ class HybridModel:
         was cut (at multiples of 64).
         """
         rotary = Rotary.at(batch.positions_T, self.spec.rotary_dim, self.spec.rope_theta)
-        x_TH = F.embedding(batch.tokens_T, self.weights.embedding_VH)
+        x_TH = self.weights.embedding(batch.tokens_T)
         routes = GdnRoutes.of(batch)
         gdn = full = 0
         for layer in self.weights.layers:

@@ -1,4 +1,7 @@
-"""Linears with int8 rows on NVIDIA GPUs (the head of an Escha checkpoint). Reference: `kakera.weights.int8.decode`."""
+"""Int8 rows on a GPU: a linear (the head of an Escha checkpoint) and a look-up (its embedding).
+
+Reference of both: `kakera.weights.int8.decode`.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +40,11 @@ def int8_linear(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor) -> Tensor:
     for start in range(0, len(x_TI), FEW_ROWS):
         _few(x_TI[start : start + FEW_ROWS], q_OI, scale_O, y_TO[start : start + FEW_ROWS])
     return y_TO
+
+
+def int8_rows(q_VH: Tensor, scale_V: Tensor, tokens_T: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows tokens_T of the table, [T, H] in `dtype`, rounded to fp16 first, as the format says."""
+    return (q_VH[tokens_T].float() * scale_V[tokens_T, None].float()).half().to(dtype)
 
 
 def _few(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor, y_TO: Tensor) -> None:

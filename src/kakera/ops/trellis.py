@@ -7,7 +7,7 @@ decoding W once to 16 bit and a library's product are faster (MANY_ROWS). docs/p
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -76,11 +76,11 @@ class TrellisScratch:
     weight: Tensor
 
     @staticmethod
-    def allocate(linears: Sequence[TrellisLinear], device: torch.device) -> TrellisScratch:
-        """As much as the largest of `linears` needs."""
-        widest = max(linear.in_channels for linear in linears)
-        tiles = max(linear.out_channels // BLOCK for linear in linears)
-        largest = max(2 * linear.in_channels * part.out_channels for linear in linears for part in linear.parts)
+    def allocate(shapes: Iterable[tuple[int, int]], device: torch.device) -> TrellisScratch:
+        """As much as linears of these shapes (outputs, inputs) need, PARTS of them in a launch at most."""
+        shapes = list(shapes)
+        widest, tiles = max(i for _, i in shapes), PARTS * max(o for o, _ in shapes) // BLOCK
+        largest = max(2 * outputs * inputs for outputs, inputs in shapes)
         return TrellisScratch(
             partial=torch.empty(2 * _blocks(device) * FEW_ROWS * BLOCK, dtype=torch.float32, device=device),
             arrived=torch.zeros(tiles * FEW_ROWS, dtype=torch.int32, device=device),

@@ -39,6 +39,12 @@ class CodedLinear:
     def out_channels(self) -> int:
         return self.out_scale.numel()
 
+    def blocks(self, which: Tensor) -> CodedLinear:
+        """The runs of 128 output channels `which`, in that order (the transform mixes channels within a run only)."""
+        tiles = (which[:, None] * (BLOCK // 16) + torch.arange(BLOCK // 16, device=which.device)).flatten()
+        scale = self.out_scale.view(-1, BLOCK)[which].flatten()
+        return CodedLinear(self.code[:, tiles], self.in_scale, scale, self.codebook)
+
     def weight(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """W_eff transposed: [O, I], as linears are kept. Computed in fp32 with bounded temporaries."""
         device = self.code.device

@@ -11,13 +11,22 @@ import functools
 import hashlib
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kakera.errors import KakeraError
 
 SOURCES = Path(__file__).parent
-OPTIONS = ("-std=c++17", "-default-device")
+OPTIONS = ("-std=c++17", "-default-device", "-Xptxas=-v")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code, and the assembler's words on registers, spills and shared memory."""
+
+    cubin: bytes
+    report: str
 
 
 class Kernel:
@@ -58,8 +67,11 @@ def kernel(name: str, threads: int, defines: tuple[str, ...], device: int) -> Ke
     The context of the device must be current, as it is after any torch operation on it.
     """
     import torch
-    from cuda.bindings import driver
 
+    try:
+        from cuda.bindings import driver
+    except ImportError:
+        raise KakeraError("GPU kernels need NVIDIA's Python bindings: pip install cuda-bindings") from None
     major, minor = torch.cuda.get_device_capability(device)
     cubin = cached_cubin(name, defines, f"sm_{major}{minor}", cache_directory())
     (module,) = _check(driver.cuModuleLoadData(cubin))
@@ -73,7 +85,7 @@ def cache_directory() -> Path:
 
 
 def cached_cubin(name: str, defines: tuple[str, ...], arch: str, directory: Path) -> bytes:
-    """`compile_cubin`, kept in `directory` under a hash of the sources, the options and NVRTC's version."""
+    """Machine code of NAME.cu for `arch`, kept in `directory` by a hash of sources, options and NVRTC's version."""
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
@@ -83,7 +95,7 @@ def cached_cubin(name: str, defines: tuple[str, ...], arch: str, directory: Path
     path = directory / f"{name}-{arch}-{digest.hexdigest()[:24]}.cubin"
     if path.is_file():
         return path.read_bytes()
-    cubin = compile_cubin(name, defines, arch)
+    cubin = compile_source(name, defines, arch).cubin
     try:
         directory.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(dir=directory)
@@ -95,15 +107,14 @@ def cached_cubin(name: str, defines: tuple[str, ...], arch: str, directory: Path
     return bytes(cubin)
 
 
-def compile_cubin(name: str, defines: tuple[str, ...], arch: str) -> bytes:
-    """Machine code of NAME.cu for `arch` (sm_80 ...). Raises KakeraError with the compiler's words."""
+def compile_source(name: str, defines: tuple[str, ...], arch: str) -> Compiled:
+    """NAME.cu for `arch` (sm_80 ...). Raises KakeraError with the compiler's words."""
     from cuda.bindings import nvrtc
 
     headers = _headers()
-    source = (SOURCES / f"{name}.cu").read_bytes()
     (program,) = _check(
         nvrtc.nvrtcCreateProgram(
-            source,
+            (SOURCES / f"{name}.cu").read_bytes(),
             f"{name}.cu".encode(),
             len(headers),
             [header.read_bytes() for header in headers],
@@ -112,16 +123,20 @@ def compile_cubin(name: str, defines: tuple[str, ...], arch: str) -> bytes:
     )
     options = [*OPTIONS, f"-arch={arch}", *(f"-D{define}" for define in defines)]
     result = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    report = _read(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog).rstrip(bytes(1)).decode()
     if int(result[0]) != 0:
-        (size,) = _check(nvrtc.nvrtcGetProgramLogSize(program))
-        log = b" " * size
-        _check(nvrtc.nvrtcGetProgramLog(program, log))
-        raise KakeraError(f"{name}.cu does not compile for {arch}:\n{log.rstrip(bytes(1)).decode()}")
-    (size,) = _check(nvrtc.nvrtcGetCUBINSize(program))
-    cubin = b" " * size
-    _check(nvrtc.nvrtcGetCUBIN(program, cubin))
+        raise KakeraError(f"{name}.cu does not compile for {arch}:\n{report}")
+    cubin = _read(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
     _check(nvrtc.nvrtcDestroyProgram(program))
-    return bytes(cubin)
+    return Compiled(cubin, report)
+
+
+def _read(program: Any, size: Any, get: Any) -> bytes:
+    """What NVRTC hands out in two steps: how long it is, and what it is."""
+    (length,) = _check(size(program))
+    text = bytes(length)
+    _check(get(program, text))
+    return text
 
 
 def _headers() -> list[Path]:

@@ -1,0 +1,74 @@
+"""Linears and embeddings of a GPU whose weights stay as they are stored: trellis codes and int8 rows.
+
+A CPU decodes at load instead; there they would cost more to read than decoded ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kakera.model.linear import LinearMap
+from kakera.ops.int8 import int8_linear, int8_rows
+from kakera.ops.trellis import TrellisLinear, TrellisScratch
+
+ROW_ALIGN = 8  # values: kernels store 8 bytes at a time, libraries like 16
+
+
+@dataclass(frozen=True)
+class CodedProjection:
+    """Coded linears of one input, then plain ones of the same input (`tail`), outputs behind each other.
+
+    bias_O: of the coded ones.
+    """
+
+    coded: TrellisLinear
+    scratch: TrellisScratch
+    tail: LinearMap | None = None
+    bias_O: Tensor | None = None
+
+    def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor:
+        """[T, O] in x's dtype, float16 or bfloat16."""
+        x_TI = x_TI.contiguous()
+        tail_TO = None if self.tail is None else self.tail(x_TI)
+        width = self.coded.out_channels
+        total = width + (0 if tail_TO is None else tail_TO.shape[1])
+        y_TO = x_TI.new_empty(len(x_TI), -(-total // ROW_ALIGN) * ROW_ALIGN)[:, :total]
+        coded_TO = y_TO[:, :width]
+        widths = [part.out_channels for part in self.coded.parts]
+        self.coded.into(x_TI, torch.split(coded_TO, widths, dim=1), self.scratch)
+        if self.bias_O is not None:
+            coded_TO += self.bias_O
+        if tail_TO is not None:
+            y_TO[:, width:] = tail_TO
+        return y_TO
+
+
+@dataclass(frozen=True)
+class Int8Projection:
+    """y = x w^T with int8 rows: q_OI int8, scale_O float16."""
+
+    q_OI: Tensor
+    scale_O: Tensor
+
+    def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor:
+        return int8_linear(x_TI.contiguous(), self.q_OI, self.scale_O)
+
+
+@dataclass(frozen=True)
+class Int8Embedding:
+    """Rows looked up as they are stored: q_VH int8, scale_V float16."""
+
+    q_VH: Tensor
+    scale_V: Tensor
+    dtype: torch.dtype
+
+    def __call__(self, tokens_T: Tensor) -> Tensor:
+        """[T, H]."""
+        return int8_rows(self.q_VH, self.scale_V, tokens_T, self.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        return self.q_VH.device

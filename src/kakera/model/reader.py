@@ -1,0 +1,121 @@
+"""LinearReader: linears of a checkpoint in the form in which a device computes them fastest.
+
+A CPU decodes them and fuses those that read the same input into one matrix. A GPU keeps trellis codes and int8 rows as
+they are stored (`kakera.model.coded`); what is stored plainly is fused as on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kakera.model.coded import CodedProjection, Int8Embedding, Int8Projection
+from kakera.model.linear import Embedding, EmbeddingMap, Linear, LinearMap, fused
+from kakera.model.parameters import Shapes
+from kakera.ops.trellis import TrellisLinear, TrellisScratch
+from kakera.weights.checkpoint import Checkpoint
+from kakera.weights.coded import CodedLinear
+from kakera.weights.hadamard import BLOCK
+
+OLDEST = (8, 0)  # compute capability: m16n8k16 products
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+TRELLIS = ("escha", "exl3")
+
+
+@dataclass(frozen=True)
+class LinearReader:
+    checkpoint: Checkpoint
+    shapes: Shapes
+    dtype: torch.dtype
+    device: torch.device
+    scratch: TrellisScratch | None  # None: decode everything
+
+    @staticmethod
+    def of(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> LinearReader:
+        linears = [(shape[0], shape[1]) for shape in shapes.values() if len(shape) == 2]
+        scratch = TrellisScratch.allocate(linears, device) if has_kernels(device) else None
+        return LinearReader(checkpoint, shapes, dtype, device, scratch)
+
+    def projection(self, names: Sequence[str], tail: Sequence[str] = ()) -> LinearMap:
+        """Linears that read the same input, as one; `tail`: small ones behind them, that no format codes."""
+        if (parts := self.coded(names)) is not None:
+            return self._coded(parts, self._biases(names), tail)
+        return fused([self.linear(name) for name in (*names, *tail)]).packed()
+
+    def attention_input(self, name: str) -> LinearMap:
+        """q | k | v, and behind them the output gate if the model has one, each head by head.
+
+        With a gate q_proj holds, per head, head_dim rows of query, then head_dim rows of gate.
+        """
+        spec = self.checkpoint.spec
+        names = [f"{name}.{part}_proj" for part in "qkv"]
+        if not spec.gated:
+            return self.projection(names)
+        rows = torch.arange(2 * spec.heads * spec.head_dim, device=self.device).view(spec.heads, 2, spec.head_dim)
+        parts = self.coded(names)
+        biases = self._biases(names)
+        if parts is not None and spec.head_dim % BLOCK == 0 and all(bias is None for bias in biases):
+            query, gate = (parts[0].blocks(rows[:, i].flatten()[::BLOCK] // BLOCK) for i in range(2))
+            return self._coded([query, *parts[1:], gate], [None], ())
+        q, k, v = (self.linear(part) for part in names)
+        return fused([q.rows(rows[:, 0].flatten()), k, v, q.rows(rows[:, 1].flatten())]).packed()
+
+    def embedding_and_head(self) -> tuple[EmbeddingMap, LinearMap]:
+        """One table for both if the model is tied."""
+        tied = self.checkpoint.spec.tied and not self.checkpoint.has(HEAD)
+        table = self._int8(EMBEDDING)
+        if table is not None:
+            embedding: EmbeddingMap = Int8Embedding(*table, self.dtype)
+            return embedding, Int8Projection(*table) if tied else self._head()
+        linear = self.linear(EMBEDDING)
+        return Embedding(linear.weight_OI), linear if tied else self._head()
+
+    def linear(self, name: str) -> Linear:
+        """Decoded."""
+        out_channels, in_channels = self.shapes[name]
+        return Linear(
+            self.checkpoint.linear(name, out_channels, in_channels, self.dtype, self.device), *self._biases([name])
+        )
+
+    def coded(self, names: Sequence[str]) -> list[CodedLinear] | None:
+        """As they are stored, if kernels can compute them so."""
+        if self.scratch is None or any(self.checkpoint.kind(name) not in TRELLIS for name in names):
+            return None
+        found = []
+        for name in names:
+            outputs, inputs = self.shapes[name]
+            found.append(self.checkpoint.coded(name, outputs, inputs, self.device))
+        parts = [part for part in found if part is not None]
+        return parts if len({part.codebook for part in parts}) == 1 else None
+
+    def _head(self) -> LinearMap:
+        table = self._int8(HEAD)
+        return Int8Projection(*table) if table is not None else self.projection([HEAD])
+
+    def _int8(self, name: str) -> tuple[Tensor, Tensor] | None:
+        if self.scratch is None or self._biases([name]) != [None]:
+            return None
+        rows, columns = self.shapes[name]
+        return self.checkpoint.int8_rows(name, rows, columns, self.device)
+
+    def _coded(
+        self, parts: Sequence[CodedLinear], biases: Sequence[Tensor | None], tail: Sequence[str]
+    ) -> CodedProjection:
+        assert self.scratch is not None
+        plain = fused([self.linear(name) for name in tail]) if tail else None
+        widths = [part.out_channels for part in parts]
+        bias_O = None
+        if any(bias is not None for bias in biases):
+            zeros = [torch.zeros(width, dtype=self.dtype, device=self.device) for width in widths]
+            bias_O = torch.cat([zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)])
+        return CodedProjection(TrellisLinear(tuple(parts)), self.scratch, plain, bias_O)
+
+    def _biases(self, names: Sequence[str]) -> list[Tensor | None]:
+        return [self.checkpoint.bias(name, self.shapes[name][0], self.dtype, self.device) for name in names]
+
+
+def has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= OLDEST

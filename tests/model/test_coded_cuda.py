@@ -1,0 +1,64 @@
+"""A coded checkpoint on a GPU, its weights staying coded, gives the logits of the decoded one. Needs a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from formats_world import write_coded, write_source
+from torch import Tensor
+
+import kakera
+from kakera.kv.cache import KVCache
+from kakera.model import reader
+from kakera.model.batch import Batch, Span
+from kakera.model.coded import CodedProjection
+from kakera.model.qwen3_5 import HybridModel
+from kakera.model.state import StatePool
+from kakera.plan.kv_format import KvFormat
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+MINI = Path(kakera.__file__).parent / "data" / "mini"
+PROMPT, STEPS = 150, 4  # the prompt goes through W_eff, each later token through the codes
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    made = tmp_path_factory.mktemp("coded")
+    source = write_source(made / "source")
+    for name in ("escha", "exl3"):
+        write_coded(source, made / name, name)
+    return {"escha": made / "escha", "exl3": made / "exl3", "mini": MINI}
+
+
+def logits(directory: Path, **options: bool) -> tuple[HybridModel, Tensor]:
+    cuda = torch.device("cuda", 0)
+    model = HybridModel.load(directory, torch.float16, cuda, **options)
+    kv = KVCache(model.spec, KvFormat("bf16"), 4, 1, None, cuda)
+    states = StatePool(model.spec, 1, cuda, torch.float16)
+    tokens_T = torch.randint(0, model.spec.vocab, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(1)).cuda()
+    found = []
+    for begin, end in [(0, PROMPT), *((PROMPT + i, PROMPT + i + 1) for i in range(STEPS))]:
+        span = Span(0, end - begin, begin, 0, torch.arange(-(-end // 64), device=cuda))
+        spans = ((), (span,)) if begin == 0 else ((span,), ())
+        rows = torch.arange(end - begin, device=cuda)
+        found.append(model.forward(Batch(tokens_T[begin:end], rows + begin, *spans, rows), kv, states))
+    return model, torch.cat(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("escha", {}), ("escha", {"escha_bias": True}), ("exl3", {}), ("mini", {})]
+)
+def test_logits_of_coded_and_decoded_weights_agree(directories, name, options, monkeypatch):
+    model, coded = logits(directories[name], **options)
+    assert isinstance(model.weights.layers[0].mlp.gate_up, CodedProjection)
+    attention = model.weights.layers[-1].mixer.proj_in  # query and gate are told apart in whole blocks of 128, or not
+    assert isinstance(attention, CodedProjection) == (model.spec.head_dim % 128 == 0)
+    monkeypatch.setattr(reader, "has_kernels", lambda device: False)
+    _, decoded = logits(directories[name], **options)
+    assert ((coded - decoded).norm() / decoded.norm()).item() < 1e-2
+    assert (coded.argmax(-1) == decoded.argmax(-1)).float().mean().item() > 0.95

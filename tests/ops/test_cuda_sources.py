@@ -1,0 +1,55 @@
+"""The CUDA sources compile for every card that is promised, without spilling, in the shared memory that all have."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC (Linux)")
+
+from kakera.errors import KakeraError
+from kakera.ops.cuda import compiler
+
+ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")  # A100, RTX 30, 40, H100/H200, RTX 50
+SHARED_BYTES = 48 * 1024  # of a block, unless a kernel asks for more
+TWO_THREE = "EACH_BITS=X(2) X(3)"
+KERNELS = [  # name, defines, bytes a thread may spill
+    ("rotate", ("BF16",), 0),
+    *(("trellis_few", (f"GROUPS={groups}", "CODEBOOK=MCG", TWO_THREE), 0) for groups in (1, 2, 4)),
+    ("trellis_few", ("GROUPS=1", "CODEBOOK=MUL1", "EACH_BITS=X(4)", "BF16"), 4),
+    ("trellis_weight", ("CODEBOOK=MCG", "BITS=2"), 32),  # outside its loops; a fourth block on an SM is worth more
+    ("trellis_weight", ("CODEBOOK=INST3", "BITS=8"), 32),
+    ("int8_few", ("GROUPS=1",), 0),
+    ("int8_few", ("GROUPS=4", "BF16"), 0),
+]
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels_compile_for_every_card(arch):
+    for name, defines, spills in KERNELS:
+        made = compiler.compile_source(name, defines, arch)
+        assert made.cubin[:4] == b"\x7fELF"
+        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", made.report)]
+        shared = [int(n) for n in re.findall(r"(\d+) bytes smem", made.report)]
+        assert spilled and max(spilled) <= spills, f"{name} {defines}: {made.report}"
+        assert max(shared, default=0) <= SHARED_BYTES
+
+
+def test_a_kernel_is_compiled_once_and_again_when_its_defines_change(tmp_path, monkeypatch):
+    first = compiler.cached_cubin("rotate", (), "sm_80", tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    compiler.cached_cubin("rotate", ("BF16",), "sm_80", tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(compiler, "compile_source", None)  # a second compilation would fail
+    assert compiler.cached_cubin("rotate", (), "sm_80", tmp_path) == first
+
+
+def test_a_home_that_can_not_be_written_costs_the_cache_only(tmp_path):
+    (tmp_path / "file").touch()
+    assert compiler.cached_cubin("rotate", (), "sm_80", tmp_path / "file" / "kernels")
+
+
+def test_an_error_has_the_compilers_words():
+    with pytest.raises(KakeraError, match=r"rotate.cu does not compile for sm_80:\n.*error"):
+        compiler.compile_source("rotate", ("launch_dependents=#",), "sm_80")
