@@ -13,6 +13,7 @@ from torch import Tensor
 from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
 from kakera.ops.int8 import int8_linear
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
+from kakera.plan.sizes import DECODED_BYTES
 from kakera.plan.spec import ModelSpec
 from kakera.weights.coded import CodedLinear
 
@@ -124,9 +125,9 @@ def _one(group: Group, rows: int) -> Measured:
 
 def _calls(group: Group, rows: int, path: Path) -> Iterator[Callable[[], object]]:
     sets = [TrellisLinear(tuple(_random_parts(group))) for _ in range(copies(group.code_bytes))]
-    scratch = TrellisScratch.allocate(
-        [(outputs, group.inputs) for outputs in group.outputs], torch.device("cuda", torch.cuda.current_device())
-    )
+    widest = min(DECODED_BYTES, 2 * group.inputs * max(group.outputs))
+    shapes = [(outputs, group.inputs) for outputs in group.outputs]
+    scratch = TrellisScratch.allocate(shapes, widest, torch.device("cuda", torch.cuda.current_device()))
     x_TI = torch.randn(rows, group.inputs, device="cuda").half()
     y_PTO = tuple(x_TI.new_empty(rows, outputs) for outputs in group.outputs)
     for linear in sets:

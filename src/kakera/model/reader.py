@@ -16,6 +16,7 @@ from kakera.model.coded import CodedProjection, Int8Embedding, Int8Projection
 from kakera.model.linear import Embedding, EmbeddingMap, Linear, LinearMap, fused
 from kakera.model.parameters import Shapes
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
+from kakera.plan.sizes import decoded_bytes
 from kakera.weights.checkpoint import Checkpoint
 from kakera.weights.coded import CodedLinear
 from kakera.weights.hadamard import BLOCK
@@ -31,13 +32,16 @@ class LinearReader:
     shapes: Shapes
     dtype: torch.dtype
     device: torch.device
-    scratch: TrellisScratch | None  # None: decode everything
+    kernels: bool  # False: decode everything
+    scratch: TrellisScratch | None  # of the trellis kernels
 
     @staticmethod
     def of(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> LinearReader:
-        linears = [(shape[0], shape[1]) for shape in shapes.values() if len(shape) == 2]
-        scratch = TrellisScratch.allocate(linears, device) if has_kernels(device) else None
-        return LinearReader(checkpoint, shapes, dtype, device, scratch)
+        kernels = has_kernels(device)
+        modules = [(name, s) for name, s in shapes.items() if len(s) == 2 and checkpoint.has(name)] if kernels else []
+        coded = [(s[0], s[1]) for name, s in modules if checkpoint.kind(name) in TRELLIS]
+        scratch = TrellisScratch.allocate(coded, decoded_bytes(checkpoint.spec), device) if coded else None
+        return LinearReader(checkpoint, shapes, dtype, device, kernels, scratch)
 
     def projection(self, names: Sequence[str], tail: Sequence[str] = ()) -> LinearMap:
         """Linears that read the same input, as one; `tail`: small ones behind them, that no format codes."""
@@ -96,7 +100,7 @@ class LinearReader:
         return Int8Projection(*table) if table is not None else self.projection([HEAD])
 
     def _int8(self, name: str) -> tuple[Tensor, Tensor] | None:
-        if self.scratch is None or self._biases([name]) != [None]:
+        if not self.kernels or self._biases([name]) != [None]:
             return None
         rows, columns = self.shapes[name]
         return self.checkpoint.int8_rows(name, rows, columns, self.device)

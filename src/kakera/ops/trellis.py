@@ -23,7 +23,6 @@ WARPS = 8
 STEP = 64  # input channels of a warp's step
 COST = {1: 8, 2: 7, 3: 8, 4: 7, 5: 8, 6: 8, 7: 8, 8: 7}  # of a unit by bits: instructions
 BLOCK = 128
-WEIGHT_BYTES = 192 << 20  # of 16-bit weights decoded at a time for long prefill: the widest matrix of the 27B whole
 BLOCKS_PER_SM = 2  # of trellis_few.cu
 MASK = 0x8FFF8FFF  # of the codebook; an argument, because the compiler makes two instructions of a known one
 CODEBOOKS = {"mcg": "MCG", "3inst": "INST3", "mul1": "MUL1"}
@@ -76,16 +75,18 @@ class TrellisScratch:
     weight: Tensor
 
     @staticmethod
-    def allocate(shapes: Iterable[tuple[int, int]], device: torch.device) -> TrellisScratch:
-        """As much as linears of these shapes (outputs, inputs) need, PARTS of them in a launch at most."""
+    def allocate(shapes: Iterable[tuple[int, int]], weight_bytes: int, device: torch.device) -> TrellisScratch:
+        """As much as linears of these shapes (outputs, inputs) need, PARTS of them in a launch at most.
+
+        `weight_bytes`: for 16-bit weights; a wider matrix is decoded in pieces, of 128 output channels at least.
+        """
         shapes = list(shapes)
         widest, tiles = max(i for _, i in shapes), PARTS * max(o for o, _ in shapes) // BLOCK
-        largest = max(2 * outputs * inputs for outputs, inputs in shapes)
         return TrellisScratch(
             partial=torch.empty(2 * _blocks(device) * FEW_ROWS * BLOCK, dtype=torch.float32, device=device),
             arrived=torch.zeros(tiles * FEW_ROWS, dtype=torch.int32, device=device),
             rotated=torch.empty(PARTS * FEW_ROWS * widest, dtype=torch.float16, device=device),
-            weight=torch.empty(min(largest, WEIGHT_BYTES), dtype=torch.uint8, device=device),
+            weight=torch.empty(max(weight_bytes, 2 * widest * BLOCK), dtype=torch.uint8, device=device),
         )
 
 

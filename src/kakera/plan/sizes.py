@@ -20,6 +20,8 @@ HEAD_PIECE_ROWS = 256  # most rows that go through lm_head at once (echo with lo
 HISTORY_TOKENS = {"cpu": 1024, "cuda": 8192}  # INT2 history that attention restores at a time
 SCORE_KEYS = 512  # keys that the plain path scores at once, for one query page
 STAGED_CHECKPOINTS = 2  # a step rarely saves more: end of a message and the end of the prompt
+DECODED_BYTES = 192 * MIB  # 16-bit weights decoded at a time on a GPU: the widest matrix of the 27B whole, 178 MB
+CODED_ROWS_BYTES = 16 * MIB  # partial sums and rotated inputs of products with coded weights: 14 MB for the 27B
 GDN_RANGE_TOKENS = 2048  # longest range that the chunk form holds temporaries for
 
 
@@ -81,7 +83,7 @@ def scratch_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device:
     """Activations and scratch of one step: `chunk` prefill tokens and `slots` decode rows, whatever the context.
 
     The residual stream lives all the time; of MLP, attention and GDN only one is alive at once. The head comes after
-    the layers. On a GPU a decoded copy of the largest linear is added (prefill through a library matmul).
+    the layers. On a GPU come the pieces of 16-bit weights that long prefill decodes, and sums of the short products.
     """
     tokens = chunk + slots
     item = activation_bytes(device)
@@ -92,8 +94,13 @@ def scratch_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device:
         _gdn_scratch(spec, tokens, item, ranks),
     )
     head = SAMPLER_COPIES * max(slots, min(chunk, HEAD_PIECE_ROWS)) * spec.vocab * 4 // ranks
-    decoded = 0 if device == "cpu" else spec.hidden * spec.intermediate * 2 // ranks
-    return residual + max(layer, head) + decoded
+    coded = 0 if device == "cpu" else decoded_bytes(spec, ranks) + CODED_ROWS_BYTES
+    return residual + max(layer, head) + coded
+
+
+def decoded_bytes(spec: ModelSpec, ranks: int = 1) -> int:
+    """16-bit weights that long prefill decodes at a time on a GPU: the widest matrix of a layer, or a piece of it."""
+    return min(DECODED_BYTES, 2 * spec.hidden * spec.intermediate // ranks)
 
 
 def _mlp_scratch(spec: ModelSpec, tokens: int, item: int, ranks: int) -> int:
