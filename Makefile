@@ -20,6 +20,7 @@ test: $(READY)
 lint: $(READY)
 	@$(PYTHON) -m ruff check src tests
 	@$(PYTHON) -m ruff format --check src tests
+	@$(VENV)/bin/clang-format --dry-run --Werror src/kakera/ops/cuda/*.cu src/kakera/ops/cuda/*.cuh
 	@$(PYTHON) -m mypy
 
 venv: $(READY)

@@ -37,7 +37,7 @@ class LinearReader:
 
     @staticmethod
     def of(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> LinearReader:
-        kernels = has_kernels(device)
+        kernels = has_kernels(device) and dtype in (torch.float16, torch.bfloat16)
         modules = [(name, s) for name, s in shapes.items() if len(s) == 2 and checkpoint.has(name)] if kernels else []
         coded = [(s[0], s[1]) for name, s in modules if checkpoint.kind(name) in TRELLIS]
         scratch = TrellisScratch.allocate(coded, decoded_bytes(checkpoint.spec), device) if coded else None

@@ -32,13 +32,14 @@ class Compiled:
 class Kernel:
     """A loaded kernel that takes one structure by value. Threads per block are fixed."""
 
-    def __init__(self, function: Any, threads: int, overlaps: bool):
+    def __init__(self, function: Any, threads: int, device: int, overlaps: bool):
         self._function = function
         self._threads = threads
+        self._device = device
         self._overlaps = overlaps
 
     def launch(self, blocks: tuple[int, int], arguments: ctypes.Structure, dependent: bool = False) -> None:
-        """On torch's current stream of the current device. The structure is copied before this returns.
+        """On torch's current stream of the kernel's device. The structure is copied before this returns.
 
         `dependent`: the kernel itself waits for those in front of it (on Hopper and later it may start before their
         end; earlier cards know no such thing and start it behind them).
@@ -51,21 +52,19 @@ class Kernel:
         config.gridDimX, config.gridDimY, config.gridDimZ = *blocks, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self._threads, 1, 1
         config.sharedMemBytes = 0
-        config.hStream = torch.cuda.current_stream().cuda_stream
+        config.hStream = torch.cuda.current_stream(self._device).cuda_stream
         if dependent and self._overlaps:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs, config.numAttrs = [attribute], 1
-        _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
+        with torch.cuda.device(self._device):
+            _check(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
 
 
 @functools.cache
 def kernel(name: str, threads: int, defines: tuple[str, ...], device: int) -> Kernel:
-    """The entry `name` of NAME.cu for the CUDA device `device`, compiled or read from disk.
-
-    The context of the device must be current, as it is after any torch operation on it.
-    """
+    """The entry `name` of NAME.cu for the CUDA device `device`, compiled or read from disk. torch has used the device."""
     import torch
 
     try:
@@ -74,9 +73,10 @@ def kernel(name: str, threads: int, defines: tuple[str, ...], device: int) -> Ke
         raise KakeraError("GPU kernels need NVIDIA's Python bindings: pip install cuda-bindings") from None
     major, minor = torch.cuda.get_device_capability(device)
     cubin = cached_cubin(name, defines, f"sm_{major}{minor}", cache_directory())
-    (module,) = _check(driver.cuModuleLoadData(cubin))
+    with torch.cuda.device(device):
+        (module,) = _check(driver.cuModuleLoadData(cubin))
     (function,) = _check(driver.cuModuleGetFunction(module, name.encode()))
-    return Kernel(function, threads, major >= 9)
+    return Kernel(function, threads, device, major >= 9)
 
 
 def cache_directory() -> Path:

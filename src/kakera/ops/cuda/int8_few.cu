@@ -1,8 +1,9 @@
 // y[row][o] = scale[o] * sum over i of x[row][i] w[o][i], w int8 rows, for 1 .. 8 * GROUPS rows of x.
 //
-// A warp takes 16 output channels (32 for more than 16 rows, which halves how often x is read) over all of i. Weights are the A operand of m16n8k16; which i is which k is free, so
-// a lane loads 16 bytes in a row, 4 products' worth, and x as it lies. A byte becomes fp16 exactly: 0x6400 | (w ^ 0x80)
-// is 1152 + w. -DGROUPS=1|2|4, -DBF16: x and y are bf16, x rounded to fp16 on its way in
+// A warp takes 16 output channels (32 for more than 16 rows, which halves how often x is read) over all of i. Weights
+// are the A operand of m16n8k16; which i is which k is free, so a lane loads 16 bytes in a row, 4 products' worth, and
+// x as it lies. A byte becomes fp16 exactly: 0x6400 | (w ^ 0x80) is 1152 + w. -DGROUPS=1|2|4, -DBF16: x and y are bf16,
+// x rounded to fp16 on its way in
 #include "numbers.cuh"
 
 struct Launch {
@@ -14,7 +15,7 @@ struct Launch {
     int y_stride, pad;
 };
 
-__device__ __forceinline__ u32 half2_of_bytes(u32 flipped, int selector) {  // bytes already xor 0x80
+__device__ __forceinline__ u32 half2_of_bytes(u32 flipped, int selector) {       // bytes already xor 0x80
     return half2_add(__byte_perm(flipped, 0x64646464u, selector), 0xE480E480u);  // -1152
 }
 
@@ -31,14 +32,16 @@ struct Step {  // 64 i's of 16 output channels: the lane's 16 of channel g and o
     __device__ __forceinline__ void load(const u32 *from, int eight_rows) {
         // the hint fetches four steps at the first: with single steps of 64 bytes a row DRAM gives half its speed
         asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(low.x), "=r"(low.y), "=r"(low.z), "=r"(low.w) : "l"(from));
+                     : "=r"(low.x), "=r"(low.y), "=r"(low.z), "=r"(low.w)
+                     : "l"(from));
         asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(high.x), "=r"(high.y), "=r"(high.z), "=r"(high.w) : "l"(from + eight_rows));
+                     : "=r"(high.x), "=r"(high.y), "=r"(high.z), "=r"(high.w)
+                     : "l"(from + eight_rows));
     }
 };
 
-constexpr int TILES = GROUPS == 4 ? 2 : 1;   // of 16 channels a warp
-constexpr int AHEAD = 4 / TILES;             // steps in flight: 4 KB a warp
+constexpr int TILES = GROUPS == 4 ? 2 : 1;  // of 16 channels a warp
+constexpr int AHEAD = 4 / TILES;            // steps in flight: 4 KB a warp
 
 extern "C" __global__ void __launch_bounds__(128) int8_few(const __grid_constant__ Launch launch) {
     int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, channel = (blockIdx.x * 4 + threadIdx.x / 32) * 16 * TILES;
@@ -46,13 +49,15 @@ extern "C" __global__ void __launch_bounds__(128) int8_few(const __grid_constant
     const u32 *weight[TILES];
 #pragma unroll
     for (int tile = 0; tile < TILES; tile++)  // a tile behind the last channel reads the last one again
-        weight[tile] = launch.weight + (long long)(min(channel + tile * 16, launch.out - 16) + g) * (launch.in / 4) + t * 4;
+        weight[tile] =
+            launch.weight + (long long)(min(channel + tile * 16, launch.out - 16) + g) * (launch.in / 4) + t * 4;
     int steps = launch.in / 64;
     Step ahead[AHEAD][TILES];
 #pragma unroll
     for (int i = 0; i < AHEAD; i++)
 #pragma unroll
-        for (int tile = 0; tile < TILES; tile++) ahead[i][tile].load(weight[tile] + min(i, steps - 1) * 16, launch.in * 2);
+        for (int tile = 0; tile < TILES; tile++)
+            ahead[i][tile].load(weight[tile] + min(i, steps - 1) * 16, launch.in * 2);
     float sums[TILES][GROUPS][4] = {};
     for (int first = 0; first < steps; first += AHEAD) {
 #pragma unroll
@@ -97,6 +102,7 @@ extern "C" __global__ void __launch_bounds__(128) int8_few(const __grid_constant
                 if (row >= launch.rows || out >= launch.out) continue;
                 float scale;
                 asm("cvt.f32.f16 %0, %1;" : "=f"(scale) : "h"(launch.scale[out]));
-                launch.y[(long long)row * launch.y_stride + out] = (u16)to_activations(sums[tile][group][i] * scale, 0.f);
+                launch.y[(long long)row * launch.y_stride + out] =
+                    (u16)to_activations(sums[tile][group][i] * scale, 0.f);
             }
 }

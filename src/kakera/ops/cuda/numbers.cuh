@@ -20,7 +20,8 @@ __device__ __forceinline__ void wait_for_previous() {  // until the kernels in f
 // m16n8k16: c += a b. Lane (g, t) = (lane / 4, lane % 4) holds, of a, rows g and g + 8 at k = 2t, 2t + 1 (a0, a1) and
 // k = 2t + 8, 2t + 9 (a2, a3); of b, column g at the same k's; of c, rows g and g + 8 at columns 2t, 2t + 1.
 __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+        "%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -49,16 +50,20 @@ template <int WHICH> __device__ __forceinline__ u32 twice(u32 pair) {
     u32 result;
     if (WHICH)
         asm("{.reg .b16 a, b; .reg .b32 c; mov.b32 {a, b}, %1; mov.b32 c, {b, b}; fma.rn.f16x2 %0, c, %2, %3;}"
-            : "=r"(result) : "r"(pair), "r"(0x3C003C00u), "r"(0x80008000u));
+            : "=r"(result)
+            : "r"(pair), "r"(0x3C003C00u), "r"(0x80008000u));
     else
         asm("{.reg .b16 a, b; .reg .b32 c; mov.b32 {a, b}, %1; mov.b32 c, {a, a}; fma.rn.f16x2 %0, c, %2, %3;}"
-            : "=r"(result) : "r"(pair), "r"(0x3C003C00u), "r"(0x80008000u));
+            : "=r"(result)
+            : "r"(pair), "r"(0x3C003C00u), "r"(0x80008000u));
     return result;
 }
 
 __device__ __forceinline__ float2 unpack_half2(u32 pair) {
     float2 both;
-    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(both.x), "=f"(both.y) : "r"(pair));
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}"
+        : "=f"(both.x), "=f"(both.y)
+        : "r"(pair));
     return both;
 }
 

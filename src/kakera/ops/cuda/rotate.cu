@@ -1,7 +1,7 @@
 // x'[part][row] = f16(H128(x[row] * in_scale[part]) / sqrt(128)): the inputs of the linears that share a launch.
 // One warp a block of 128 channels, 4 a lane; blockIdx.y is the part. -DBF16: x is bf16.
-#include "numbers.cuh"
 #include "hadamard.cuh"
+#include "numbers.cuh"
 
 struct Launch {
     const u16 *x;

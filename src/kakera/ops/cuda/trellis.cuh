@@ -30,8 +30,8 @@ template <int CODEBOOK> __device__ __forceinline__ u32 halves(u32 state, u32 mas
 // Two states as one half2, rounded as the format says.
 template <int CODEBOOK> __device__ __forceinline__ u32 half2_values(u32 first, u32 second, u32 mask) {
     if (CODEBOOK == MUL1) {
-        u32 a = __dp4a(first * 0x83DCD12Du, 0x01010101u, 0x6400u), b = __dp4a(second * 0x83DCD12Du, 0x01010101u, 0x6400u);
-        u32 values;
+        u32 values, a = __dp4a(first * 0x83DCD12Du, 0x01010101u, 0x6400u);  // 1024 + the sum of the bytes, as fp16
+        u32 b = __dp4a(second * 0x83DCD12Du, 0x01010101u, 0x6400u);
         asm("fma.rn.f16x2 %0, %1, %2, %3;"
             : "=r"(values)
             : "r"(__byte_perm(a, b, 0x5410)), "r"(0x1EEE1EEEu), "r"(0xC931C931u));

@@ -10,8 +10,8 @@
 // last, in the order of k, so the bits do not depend on who that is.
 //
 // -DGROUPS=1|2|4 (of 8 rows of x), -DCODEBOOK=MCG|INST3|MUL1, -DEACH_BITS="X(2) X(3)", -DBF16: y is bf16
-#include "trellis.cuh"
 #include "hadamard.cuh"
+#include "trellis.cuh"
 
 // More rows leave fewer registers for columns: 2 strips of 32 columns a warp, or 1. (4 strips at 8 rows need 128
 // registers and spill: 7.7 ms for the linears of the 27B at one row instead of 7.1.)
@@ -19,7 +19,7 @@ constexpr int STRIPS = GROUPS == 4 ? 1 : 2, WARPS = 8, WARPS_N = 4 / STRIPS, WAR
 constexpr bool X_AHEAD = GROUPS == 1;  // load x a step ahead: registers allow it for 8 rows only
 constexpr int ROWS = 8 * GROUPS, STRIDE = 132;
 constexpr int BUFFERS = GROUPS == 1 ? 2 : 1;  // for the sums of a tile: with two, nobody waits for their reader
-constexpr int X_WORDS = 8;  // of a row's 16 k's
+constexpr int X_WORDS = 8;                    // of a row's 16 k's
 
 struct Part {  // one linear of those that share a launch
     const u32 *code;
@@ -52,7 +52,9 @@ template <int BITS> struct Quarter {
         } else {  // 8-byte loads leave sectors half read: L1 keeps them for the next
 #pragma unroll
             for (int i = 0; i < 2 * BITS; i += 2)
-                asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(words[i]), "=r"(words[i + 1]) : "l"(from + i));
+                asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
+                             : "=r"(words[i]), "=r"(words[i + 1])
+                             : "l"(from + i));
         }
     }
 };
@@ -63,10 +65,12 @@ struct Sums {
 
 // 64 weights of the lane times x: 16 k's, of which a product takes two of a weight in halves, four otherwise.
 template <int BITS>
-__device__ __forceinline__ void multiply(float (&c)[2][GROUPS][4], const u32 *words, u32 before, const u32 (&x)[GROUPS][8],
-                                         u32 mask) {
+__device__ __forceinline__ void multiply(float (&c)[2][GROUPS][4], const u32 *words, u32 before,
+                                         const u32 (&x)[GROUPS][8], u32 mask) {
     // weights in stream order: [column pair 2][k pair 4][column 0, 8][k 0, 8][k 0, 1]
-    auto state = [&](int column, int pair, int j) { return window(words, before, ((column * 4 + pair) * 8 + j + 1) * BITS - 1); };
+    auto state = [&](int column, int pair, int j) {
+        return window(words, before, ((column * 4 + pair) * 8 + j + 1) * BITS - 1);
+    };
 #pragma unroll
     for (int high = 0; high < 2; high++)
 #pragma unroll
@@ -78,7 +82,8 @@ __device__ __forceinline__ void multiply(float (&c)[2][GROUPS][4], const u32 *wo
                 for (int i = 0; i < 4; i++) {  // i: 1 is the other row, 2 the second half of k
                     int j = 2 * high + i % 2 * 4;
                     if (CODEBOOK == MUL1)
-                        a[i] = half2_values<MUL1>(state(column, pair + i / 2, j), state(column, pair + i / 2, j + 1), mask);
+                        a[i] = half2_values<MUL1>(state(column, pair + i / 2, j), state(column, pair + i / 2, j + 1),
+                                                  mask);
                     else
                         a[i] = halves<CODEBOOK>(state(column, pair, j + i / 2), mask);
                 }
@@ -100,14 +105,16 @@ __device__ __forceinline__ void load_x(u32 (&x)[GROUPS][X_WORDS], const u32 *fro
 #pragma unroll
         for (int i = 0; i < X_WORDS / 4; i++) {
             uint4 four = row[i];
-            x[group][4 * i] = four.x, x[group][4 * i + 1] = four.y, x[group][4 * i + 2] = four.z, x[group][4 * i + 3] = four.w;
+            u32 *to = x[group] + 4 * i;
+            to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
         }
     }
 }
 
-// Adds W's rows [64 * first, 64 * end) in strides of WARPS_K to the warp's sums, for the 128 columns `tile` of the part.
+// Adds every WARPS_K-th 64 rows of W in [64 * first, 64 * end) to the warp's sums, for 128 columns of the part.
 template <int BITS>
-__device__ __forceinline__ void accumulate(Sums &sums, const Part &part, const Launch &launch, int tile, int first, int end) {
+__device__ __forceinline__ void accumulate(Sums &sums, const Part &part, const Launch &launch, int tile, int first,
+                                           int end) {
     int lane = threadIdx.x % 32, warp_n = threadIdx.x / 32 % WARPS_N;
     int k_tile = lane % 4, column = lane / 4;
     u32 row_words = part.tiles * 8 * 8 * BITS;  // of one row of tiles
@@ -115,7 +122,7 @@ __device__ __forceinline__ void accumulate(Sums &sums, const Part &part, const L
                       (tile * 8 + warp_n * STRIPS * 2 + column / 4) * (8 * BITS) + column % 4 * (2 * BITS);
     // rows behind the last one are read too, whatever is there: a column of a product touches no other
     const u32 *x_at = part.x + column * (launch.in / 2) + (first * 4 + k_tile) * X_WORDS;
-    int in_front = (column & ~3 | (column - 1) & 3) * 4 + k_tile;  // the lane with the quarter in front, cyclic in the tile
+    int in_front = (column & ~3 | (column - 1) & 3) * 4 + k_tile;  // lane of the quarter in front, cyclic in a tile
 
     Quarter<BITS> next[STRIPS];
     if (first < end)
@@ -210,7 +217,9 @@ __device__ __forceinline__ void reduce(const float *sums, const Part &part, cons
         v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
     }
     if (!whole) {
-        auto slot = [&](u32 block, bool first) { return (float4 *)(launch.partial + ((2 * block + first) * launch.rows + row) * 128) + lane; };
+        auto slot = [&](u32 block, bool first) {
+            return (float4 *)(launch.partial + ((2 * block + first) * launch.rows + row) * 128) + lane;
+        };
         __stcg(slot(blockIdx.x, begins), make_float4(v[0], v[1], v[2], v[3]));
         int per_tile = launch.in / 64;
         u32 first = block_of(part, tile * per_tile, launch), last = block_of(part, (tile + 1) * per_tile - 1, launch);
@@ -247,9 +256,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) trellis_few(const __
 
         Sums sums = {};
         switch (part.bits) {
-#define X(BITS)                                                                         \
-    case BITS:                                                                          \
-        accumulate<BITS>(sums, part, launch, tile, from + warp / WARPS_N, to);          \
+#define X(BITS)                                                                                                        \
+    case BITS:                                                                                                         \
+        accumulate<BITS>(sums, part, launch, tile, from + warp / WARPS_N, to);                                         \
         break;
             EACH_BITS
 #undef X

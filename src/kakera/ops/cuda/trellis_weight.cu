@@ -1,4 +1,5 @@
-// W_eff = diag(in_scale) H W H diag(out_scale) / 128 for a block of 128 x 128 weights: what a long prefill multiplies by.
+// W_eff = diag(in_scale) H W H diag(out_scale) / 128 for a block of 128 x 128 weights: what a long prefill multiplies
+// by.
 //
 // H128 = H8 x H16 on either side. A warp decodes a strip of 8 tiles, 128 k x 16 columns: a lane's 8 weights of a tile
 // are the B operand of m16n8k16, so H16 along k is two products a tile, H8 along k sums between tiles of a lane, and
@@ -6,8 +7,8 @@
 // half2: they take half the registers and operations of fp32, so that four blocks fit an SM, and cost 5e-4 of W_eff.
 //
 // -DCODEBOOK=..., -DBITS=1..8, -DBF16: W_eff is bf16
-#include "trellis.cuh"
 #include "hadamard.cuh"
+#include "trellis.cuh"
 
 constexpr int WORDS = 8 * BITS, STRING = (7 * BITS + 16 + 31) / 32;
 constexpr int STRIDE = 68;  // words of a row of 64 in shared memory: no bank twice
@@ -15,7 +16,7 @@ constexpr int STRIDE = 68;  // words of a row of 64 in shared memory: no bank tw
 struct Launch {
     const u32 *code;  // first tile of the columns to decode
     const float *in_scale, *out_scale;
-    u16 *to;  // [in, row_stride]
+    u16 *to;                // [in, row_stride]
     int tiles, row_stride;  // tiles: 16 x 16 tiles in a row of the code
     u32 mask, pad;
 };
@@ -45,7 +46,8 @@ __device__ __forceinline__ void decode(u32 (&pairs)[4], const u32 *tile, u32 mas
     u32 string[STRING];
 #pragma unroll
     for (int i = 0; i < STRING; i++)
-        string[STRING - 1 - i] = __funnelshift_r(tile[(word - i + WORDS) % WORDS], tile[(word - i - 1 + WORDS) % WORDS], shift);
+        string[STRING - 1 - i] =
+            __funnelshift_r(tile[(word - i + WORDS) % WORDS], tile[(word - i - 1 + WORDS) % WORDS], shift);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         int at = STRING * 32 - 1 - (7 - 2 * i) * BITS;
@@ -57,15 +59,17 @@ extern "C" __global__ void __launch_bounds__(256, 4) trellis_weight(const __grid
     constexpr int CODE_BYTES = 8 * 8 * WORDS * 4, BLOCK_BYTES = 128 * STRIDE * 4;
     __shared__ __align__(16) unsigned char shared[CODE_BYTES > BLOCK_BYTES ? CODE_BYTES : BLOCK_BYTES];
     u32(*code)[8 * WORDS] = (u32(*)[8 * WORDS]) shared;
-    u32(*block)[STRIDE] = (u32(*)[STRIDE]) shared;  // takes the code's place; half2 of two columns
+    u32(*block)[STRIDE] = (u32(*)[STRIDE])shared;  // takes the code's place; half2 of two columns
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const u32 *from = launch.code + ((long long)blockIdx.y * 8 * launch.tiles + blockIdx.x * 8) * WORDS;
     for (int i = threadIdx.x; i < 8 * 2 * WORDS; i += 256) {
         int row = i / (2 * WORDS), column = i % (2 * WORDS) * 4;
         *(uint4 *)&code[row][column] = *(const uint4 *)(from + row * (launch.tiles * WORDS) + column);
     }
-    const u32 h[4] = {sign_pair(g, 2 * t), sign_pair(g + 8, 2 * t), sign_pair(g, 2 * t + 8), sign_pair(g + 8, 2 * t + 8)};
-    int pair = threadIdx.x % 8, row = threadIdx.x / 8, in = blockIdx.y * 128 + row, column = blockIdx.x * 128 + 2 * pair;
+    const u32 h[4] = {sign_pair(g, 2 * t), sign_pair(g + 8, 2 * t), sign_pair(g, 2 * t + 8),
+                      sign_pair(g + 8, 2 * t + 8)};
+    int pair = threadIdx.x % 8, row = threadIdx.x / 8, in = blockIdx.y * 128 + row,
+        column = blockIdx.x * 128 + 2 * pair;
     __syncthreads();
 
     u32 strip[8][4];  // [tile][half2: row g, row g + 8, then the same of columns 8-15]
@@ -77,7 +81,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) trellis_weight(const __grid
         for (int right = 0; right < 2; right++) {
             float sums[4] = {};
             mma(sums, h[0], h[1], h[2], h[3], pairs[2 * right], pairs[2 * right + 1]);
-            strip[tile][2 * right] = pack_half2(sums[0], sums[1]), strip[tile][2 * right + 1] = pack_half2(sums[2], sums[3]);
+            strip[tile][2 * right] = pack_half2(sums[0], sums[1]),
+                            strip[tile][2 * right + 1] = pack_half2(sums[2], sums[3]);
         }
     }
     hadamard_8(strip);
