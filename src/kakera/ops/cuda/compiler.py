@@ -64,7 +64,7 @@ class Kernel:
 
 @functools.cache
 def kernel(name: str, threads: int, defines: tuple[str, ...], device: int) -> Kernel:
-    """The entry `name` of NAME.cu for the CUDA device `device`, compiled or read from disk. torch has used the device."""
+    """The entry `name` of NAME.cu for a CUDA device that torch has used, compiled or read from disk."""
     import torch
 
     try:
