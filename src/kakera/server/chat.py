@@ -44,14 +44,19 @@ def chat_routes(service: Service) -> APIRouter:
     return router
 
 
-async def chat_job(body: ChatBody, service: Service) -> Job:
-    """Raises RequestRefused for whatever can never be answered."""
+async def chat_prompt(body: ChatBody, service: Service) -> tuple[Prompt, list[dict[str, Any]]]:
+    """The prompt and the tools that it shows. Raises RequestRefused for what the template does not accept."""
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.model_dump()
     tools = select_tools(plain(body.tools), choice)
     variables = thinking_switch(body.chat_template_kwargs or {}, body.reasoning_effort)
     if body.enable_thinking is not None:
         variables = thinking_switch({"enable_thinking": body.enable_thinking, **variables}, None)
-    prompt = await render_chat(service.model, body.messages, tools, variables)
+    return await render_chat(service.model, body.messages, tools, variables), tools
+
+
+async def chat_job(body: ChatBody, service: Service) -> Job:
+    """Raises RequestRefused for whatever can never be answered."""
+    prompt, tools = await chat_prompt(body, service)
     room = completion_room(len(prompt.tokens), body.limit, service.engine.limits, "messages")
     return Job(
         id=new_id("chatcmpl"),

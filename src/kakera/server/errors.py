@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}} with the right status."""
+"""Errors in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, or in Anthropic's on its routes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from kakera.server.record import record_refusal
 RETRY_AFTER_SECONDS = 2  # about the time in which a running request finishes or a slot frees
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
+ANTHROPIC_ROUTE = "/v1/messages"
+ANTHROPIC_TYPES = {**TYPES, 413: "request_too_large"}
+
 
 def error_body(message: str, status: int, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
@@ -33,6 +36,14 @@ def describe(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, error_body("internal error; the server's log says more", 500, "internal_error")
 
 
+def anthropic_body(body: dict[str, Any], status: int) -> dict[str, Any]:
+    """The same error in Anthropic's shape; `param` is ours, the message names the field as well."""
+    error = body["error"]
+    kind = ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    shown = {"type": kind, "message": error["message"]}
+    return {"type": "error", "error": shown if error["param"] is None else {**shown, "param": error["param"]}}
+
+
 class Refusals:
     """Answers with an error, and records it unless a generation has done so."""
 
@@ -46,6 +57,8 @@ class Refusals:
             error = body["error"]
             route = scope["path"] if "route" in scope else "other"  # paths that clients invent are no labels
             record_refusal(self._metrics, route, status, error["code"] or f"http_{status}", error["param"])
+        if scope["path"].startswith(ANTHROPIC_ROUTE):
+            body = anthropic_body(body, status)
         return JSONResponse(body, status_code=status, headers=headers)
 
 

@@ -69,6 +69,8 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None  # stop | length | tool_calls
+    stop: str | None = None  # the stop string that ended the choice
+    reasoning_tokens: int = 0  # of the whole choice, with its last delta
     usage: Usage | None = None
 
     @property
@@ -91,6 +93,7 @@ class ChoiceText:
         self._decoded = 0  # characters that came out of the detokenizer
         self._passed = 0  # characters that passed the stop strings
         self._count = 0
+        self._reasoning_tokens = 0  # of steps that began within the reasoning
 
     @property
     def stopped(self) -> bool:
@@ -99,6 +102,8 @@ class ChoiceText:
     def feed(self, event: Tokens) -> Delta:
         if self.stopped:
             return Delta(self._choice)
+        if self._thinking is not None and self._thinking.reasoning:
+            self._reasoning_tokens += len(event.tokens)
         shown = ""
         for i, token in enumerate(event.tokens):
             self._count += 1
@@ -121,7 +126,13 @@ class ChoiceText:
         delta = self._delta(tail, last=True, truncated=truncated)
         called = self._calls is not None and self._calls.calls > 0
         reason = "length" if truncated else "tool_calls" if called else "stop"
-        return replace(delta, finish=reason, usage=event.usage)
+        return replace(
+            delta,
+            finish=reason,
+            stop=self._stops.matched,
+            reasoning_tokens=self._reasoning_tokens,
+            usage=event.usage,
+        )
 
     def _delta(self, shown: str, last: bool, truncated: bool = False) -> Delta:
         self._passed += len(shown)

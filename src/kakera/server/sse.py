@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -29,6 +30,14 @@ CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number for the log
 DONE = "data: [DONE]\n\n"
 
 
+@dataclass(frozen=True)
+class StreamStyle:
+    """How a dialect says that it still works, and that it failed."""
+
+    ping: str
+    error: Callable[[Exception], str]
+
+
 class ClientLeft(Exception):
     """Nobody waits for the answer any more."""
 
@@ -36,6 +45,9 @@ class ClientLeft(Exception):
 def event(payload: dict[str, Any], name: str | None = None) -> str:
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(payload, ensure_ascii=False)}\n\n"
+
+
+OPENAI_STYLE = StreamStyle(": still working\n\n", lambda error: event(describe(error)[1]))
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -51,7 +63,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         await _cancel(task, left)
 
 
-async def open_stream(request: Request, chunks: AsyncGenerator[str]) -> EventStream:
+async def open_stream(request: Request, chunks: AsyncGenerator[str], style: StreamStyle = OPENAI_STYLE) -> EventStream:
     """Wait for the first chunk, so that a refusal still gets its own status; then stream.
 
     Raises what the generator raises before its first chunk, and ClientLeft.
@@ -68,20 +80,23 @@ async def open_stream(request: Request, chunks: AsyncGenerator[str]) -> EventStr
         await _cancel(first, left)
         await chunks.aclose()
         raise
-    return EventStream(chunks, first, left)
+    return EventStream(chunks, first, left, style)
 
 
 class EventStream(Response):
-    """Sends chunks as they come, a comment when nothing came for a while, and an error as the last event."""
+    """Sends chunks as they come, a ping when nothing came for a while, and an error as the last event."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, chunks: AsyncGenerator[str], first: asyncio.Task[str], left: asyncio.Task[None]):
+    def __init__(
+        self, chunks: AsyncGenerator[str], first: asyncio.Task[str], left: asyncio.Task[None], style: StreamStyle
+    ):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._next = first
         self._left = left
+        self._style = style
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -99,7 +114,7 @@ class EventStream(Response):
             if self._left.done():
                 return
             if not self._next.done():
-                await _send(send, ": still working\n\n")
+                await _send(send, self._style.ping)
                 continue
             try:
                 chunk = self._next.result()
@@ -109,7 +124,7 @@ class EventStream(Response):
             except Exception as error:
                 if not isinstance(error, KakeraError):
                     log.exception("a stream failed")
-                await _send(send, event(describe(error)[1]), more=False)
+                await _send(send, self._style.error(error), more=False)
                 return
             await _send(send, chunk)
             self._next = asyncio.create_task(anext(self._chunks))
