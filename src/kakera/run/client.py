@@ -103,7 +103,7 @@ class EngineClient:
         return int(self._process.pid)
 
     async def stats(self) -> EngineStats:
-        """The engine's last report; it sends one at least once a second while it lives."""
+        """See AsyncEngine.stats."""
         if self._dead.is_set():
             raise EngineDied(self._death_text())
         return self._stats
@@ -203,7 +203,7 @@ class EngineClient:
 
     def _on_death(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
-        self._process.join()
+        self._process.join(STOP_SECONDS)  # a process that waits for a broken driver can not even be killed
         self._exit_code = self._process.exitcode
         self._dead.set()
         for request_id in list(self._streams):

@@ -10,6 +10,9 @@ from kakera.schedule.request import EngineStats, Event, Request
 from kakera.schedule.step import StepPlan, StepResult
 
 
+PROBE = "health-"  # ids of requests by which a server sees whether a token comes; scripts spend no stream on them
+
+
 class Runner(Protocol):
     """Carries out step plans on a device, or pretends to (scripted). Decides nothing."""
 
@@ -61,4 +64,8 @@ class AsyncEngine(Protocol):
         """Stop a request and keep its stream (stop string found): it ends with Finished("abort") and its usage."""
         ...
 
-    async def stats(self) -> EngineStats: ...
+    async def stats(self) -> EngineStats:
+        """The engine's last report. The same object again means that there was no new one: an idle engine reports once
+        a second, a busy one after each step. Raises EngineDied.
+        """
+        ...

@@ -57,7 +57,7 @@ def create_app(
         chat_routes(service),
         completion_routes(service),
         text_routes(service),
-        health_routes(watch, model),
+        health_routes(watch),
     ):
         app.include_router(router)
 

@@ -12,9 +12,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from kakera.errors import EngineDied, RequestRefused
-from kakera.run.interface import AsyncEngine
+from kakera.run.interface import PROBE, AsyncEngine
 from kakera.schedule.request import EngineStats, Finished, Request, Sampling
-from kakera.server.model import ServedModel
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
@@ -37,7 +36,7 @@ class EngineWatch:
         self.death: EngineDied | None = None
         self._poll_seconds = poll_seconds
         self._steps = -1
-        self._moved_at = time.monotonic()
+        self.moved_at = time.monotonic()  # when the engine last finished a step, or said that it is idle
         self.last = EngineStats()
 
     async def run(self) -> None:
@@ -51,21 +50,26 @@ class EngineWatch:
         try:
             stats = await self.engine.stats()
         except EngineDied as error:
-            if self.death is None:
-                self.death = error
-                log.error("%s", error)
-                if self.on_death:
-                    self.on_death(error)
+            self.give_up(error)
             raise
-        if stats.steps != self._steps or not (stats.running or stats.waiting):
-            self._steps, self._moved_at = stats.steps, time.monotonic()
+        # an old report shows nothing: an engine that hangs in its first step after a pause was idle in its last one
+        if stats is not self.last and (stats.steps != self._steps or not (stats.running or stats.waiting)):
+            self._steps, self.moved_at = stats.steps, time.monotonic()
         self.last = stats
         return stats
+
+    def give_up(self, error: EngineDied) -> None:
+        """The engine is gone, or hangs for good."""
+        if self.death is None:
+            self.death = error
+            log.error("%s", error)
+            if self.on_death:
+                self.on_death(error)
 
     @property
     def stalled_for(self) -> float:
         """Seconds since the engine was last idle or finished a step."""
-        return time.monotonic() - self._moved_at
+        return time.monotonic() - self.moved_at
 
     async def problem(self) -> str | None:
         """What is wrong, in words, or None."""
@@ -75,13 +79,16 @@ class EngineWatch:
             return str(error)
         if self.stalled_for <= self.stall_seconds:
             return None
+        return self.stall_text(stats)
+
+    def stall_text(self, stats: EngineStats) -> str:
         return (
-            f"{stats.running} running and {stats.waiting} waiting requests, but no step finished for "
-            f"{self.stalled_for:.0f} seconds (limit {self.stall_seconds:.0f})"
+            f"the engine hangs: no step finished for {self.stalled_for:.0f} seconds (limit {self.stall_seconds:.0f}); "
+            f"its last report had {stats.running} running and {stats.waiting} waiting requests"
         )
 
 
-def health_routes(watch: EngineWatch, model: ServedModel) -> APIRouter:
+def health_routes(watch: EngineWatch) -> APIRouter:
     router = APIRouter()
 
     @router.get("/health")
@@ -90,7 +97,7 @@ def health_routes(watch: EngineWatch, model: ServedModel) -> APIRouter:
         problem = await watch.problem()
         began = time.monotonic()
         if problem is None and deep:
-            problem = await _one_token(watch, model)
+            problem = await one_token(watch.engine, watch.stall_seconds)
         if problem:
             return JSONResponse({"status": "failing", "reason": problem}, status_code=503)
         answer = {"status": "ok", "running": watch.last.running, "waiting": watch.last.waiting}
@@ -99,18 +106,19 @@ def health_routes(watch: EngineWatch, model: ServedModel) -> APIRouter:
     return router
 
 
-async def _one_token(watch: EngineWatch, model: ServedModel) -> str | None:
-    request = Request(f"health-{time.monotonic_ns()}", (0,), Sampling(max_tokens=1, seed=0, temperature=0.0))
+async def one_token(engine: AsyncEngine, seconds: float) -> str | None:
+    """Have the engine generate a token as for any client. Returns what is wrong, in words, or None."""
+    request = Request(f"{PROBE}{time.monotonic_ns()}", (0,), Sampling(max_tokens=1, seed=0, temperature=0.0))
     try:
         async with (
-            asyncio.timeout(watch.stall_seconds),
-            contextlib.aclosing(watch.engine.stream(request)) as events,  # type: ignore[type-var]
+            asyncio.timeout(seconds),
+            contextlib.aclosing(engine.stream(request)) as events,  # type: ignore[type-var]
         ):
             async for event in events:
                 if isinstance(event, Finished):
                     return event.message if event.reason == "error" else None
     except TimeoutError:
-        return f"no token within {watch.stall_seconds:.0f} seconds"
+        return f"no token within {seconds:.0f} seconds"
     except EngineDied as error:
         return str(error)
     except RequestRefused as error:

@@ -1,10 +1,10 @@
-"""Serve until told to stop, or until the engine dies: then answer who waits, and exit with its status."""
+"""Serve until told to stop, or until the engine dies or hangs: then answer who waits, and exit with its status."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from socket import socket
 
 import uvicorn
@@ -12,25 +12,43 @@ import uvicorn
 from kakera.errors import EngineDied
 from kakera.run.interface import AsyncEngine
 from kakera.server.app import create_app
-from kakera.server.health import EngineWatch
+from kakera.server.health import STALL_SECONDS, EngineWatch
 from kakera.server.model import ServedModel
 
 log = logging.getLogger(__name__)
 FINISH_SECONDS = 3  # for running requests to end by themselves when the server is told to stop
 LAST_WORDS_SECONDS = 2  # for the others to receive their error before sockets close
 
+Attendant = Callable[[EngineWatch], Awaitable[None]]
+
 
 class Server(uvicorn.Server):
-    """Ends what does not finish in time with an error, where uvicorn would cut it off."""
+    """Ends what does not finish in time with an error, where uvicorn would cut it off.
 
-    def __init__(self, config: uvicorn.Config, end_requests: Callable[[], None]):
+    `attend` runs from the moment that the server listens until it stops.
+    """
+
+    def __init__(self, config: uvicorn.Config, end_requests: Callable[[], None], attend: Callable[[], Awaitable[None]]):
         super().__init__(config)
         self._end_requests = end_requests
+        self._attend = attend
+        self._attending: asyncio.Future[None] | None = None
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._attending = asyncio.ensure_future(self._attend())
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         timer = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._end_requests)
         await super().shutdown(sockets)
         timer.cancel()
+        if self._attending:
+            self._attending.cancel()
+
+
+async def unattended(watch: EngineWatch) -> None:
+    """Nobody ends a server whose engine hangs; /health says it."""
 
 
 async def serve(
@@ -41,15 +59,28 @@ async def serve(
     port: int = 30000,
     api_key: str | None = None,
     log_level: str = "info",
+    stall_seconds: float = STALL_SECONDS,
+    attend: Attendant = unattended,
 ) -> int:
-    """Returns the exit status: 0 after SIGINT or SIGTERM, 70 if the engine died."""
+    """Returns the exit status: 0 after SIGINT or SIGTERM, 70 if the engine died or was given up.
+
+    `stall_seconds` without progress are an outage. `attend` runs while the server listens; the EngineDied that it
+    raises ends the server as a death of the engine does.
+    """
 
     configure_logging(log_level)
 
     def stop(error: EngineDied) -> None:
+        app.state.service.stop(error)
         server.should_exit = True
 
-    watch = EngineWatch(engine, on_death=stop)
+    async def watch_over() -> None:
+        try:
+            await attend(watch)
+        except EngineDied as error:
+            watch.give_up(error)
+
+    watch = EngineWatch(engine, on_death=stop, stall_seconds=stall_seconds)
     app = create_app(engine, model, watch=watch, api_key=api_key)
     config = uvicorn.Config(
         app,
@@ -59,10 +90,10 @@ async def serve(
         access_log=False,  # kakera.requests has one line per request already
         timeout_graceful_shutdown=FINISH_SECONDS + LAST_WORDS_SECONDS,
     )
-    server = Server(config, app.state.service.stop)
+    server = Server(config, app.state.service.stop, watch_over)
     await server.serve()
     if watch.death is not None:
-        log.error("stopped because the engine died: %s", watch.death)
+        log.error("stopped with exit status %d: %s", watch.death.exit_status, watch.death)
         return watch.death.exit_status
     return 0
 

@@ -56,10 +56,11 @@ class Service:
         self._generations.add(generation)
         return generation
 
-    def stop(self) -> None:
+    def stop(self, error: Exception | None = None) -> None:
         """Give everybody who still waits an error, so that nobody is cut off in silence."""
+        error = error or RequestRefused("the server is stopping; send it again", status=503, code="server_stopping")
         for generation in list(self._generations):
-            generation.end(RequestRefused("the server is stopping; send it again", status=503, code="server_stopping"))
+            generation.end(error)
 
 
 def new_id(prefix: str) -> str:
