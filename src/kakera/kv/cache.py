@@ -31,10 +31,9 @@ class KvBytes:
 
 
 class _Token(NamedTuple):
-    """One token of a decode span: its row in the batch and its position in the sequence."""
+    """One token of a decode span, and its position in the sequence."""
 
     span: Span
-    row: int
     position: int
 
 
@@ -84,7 +83,8 @@ class KVCache:
         scaled_TQD = q_TQD.float() * self._spec.head_dim**-0.5
         o_TQD = torch.empty_like(scaled_TQD)
         if batch.decode:
-            self._decode(layer, batch.decode, scaled_TQD, kv_T2KD, o_TQD)
+            rows = slice(0, batch.decode_rows)
+            o_TQD[rows] = self._decode(layer, batch.decode, scaled_TQD[rows], kv_T2KD[rows])
         for span in batch.prefill:
             o_TQD[span.rows] = self._prefill(layer, span, scaled_TQD[span.rows], kv_T2KD[span.rows])
         if self._rotation is not None:
@@ -129,28 +129,27 @@ class KVCache:
             fill_window(save.into, layer, band_P2KND[start - band_first : end - band_first])
         return band_P2KND, self._recent.sink_rows(layer, span.slot)
 
-    def _decode(self, layer: int, spans: Sequence[Span], q_TQD: Tensor, kv_T2KD: Tensor, o_TQD: Tensor) -> None:
-        """Token by token where products are concerned, all tokens at once where arithmetic is elementwise."""
-        tokens = [_Token(span, span.offset + i, span.start + i) for span in spans for i in range(span.count)]
-        queries, turned = [], []
-        for span, row, _ in tokens:
-            if span.count > PAGE_TOKENS:
-                raise ValueError(f"a decode row carries {span.count} tokens; at most {PAGE_TOKENS} are allowed")
-            q_KGD, kv_2KD = q_TQD[row].view(self._spec.kv_heads, self._spec.group, -1), kv_T2KD[row]
-            if self._rotation is not None:
-                k_K1D, v_K1D = kv_2KD.unsqueeze(2)
-                kq_KMD = self._rotation.k.turn(layer, torch.cat((k_K1D, q_KGD), 1))
-                q_KGD = kq_KMD[:, 1:]
-                kv_2KD = torch.stack((kq_KMD[:, 0], self._rotation.v.turn(layer, v_K1D).squeeze(1)))
-            queries.append(q_KGD)
-            turned.append(kv_2KD)
-        self._write_tokens(layer, tokens, torch.stack(turned).to(self._pool.dtype))
-        for token, q_KGD in zip(tokens, queries, strict=True):
+    def _decode(self, layer: int, spans: Sequence[Span], q_TQD: Tensor, kv_T2KD: Tensor) -> Tensor:
+        """Every product has the shape of one token or of one vector, so that a row's bits do not depend on its batch;
+        what has no sums is done for all rows at once."""
+        tokens = [_Token(span, span.start + i) for span in spans for i in range(span.count)]
+        if (longest := max(span.count for span in spans)) > PAGE_TOKENS:
+            raise ValueError(f"a decode row carries {longest} tokens; at most {PAGE_TOKENS} are allowed")
+        q_TKGD = torch.unflatten(q_TQD, 1, (self._spec.kv_heads, -1))
+        if self._rotation is not None:
+            k_TK1D, v_TK1D = kv_T2KD.unsqueeze(3).unbind(1)
+            kq_TKMD = self._rotation.k.turn_rows(layer, torch.cat((k_TK1D, q_TKGD), 2))
+            v_TK1D = self._rotation.v.turn_rows(layer, v_TK1D)
+            q_TKGD, kv_T2KD = kq_TKMD[:, :, 1:], torch.stack((kq_TKMD[:, :, 0], v_TK1D.squeeze(2)), 1)
+        self._write_tokens(layer, tokens, kv_T2KD.to(self._pool.dtype))
+        outputs = []
+        for token, q_KGD in zip(tokens, q_TKGD, strict=True):
             history, recent_2KND = self._keys_of(layer, token)
-            o_KGD = attend_token(self._pool, layer, history, q_KGD, recent_2KND)
-            if self._rotation is not None:
-                o_KGD = self._rotation.v.turn_back(layer, o_KGD)
-            o_TQD[token.row] = o_KGD.flatten(0, 1)
+            outputs.append(attend_token(self._pool, layer, history, q_KGD, recent_2KND))
+        o_TKGD = torch.stack(outputs)
+        if self._rotation is not None:
+            o_TKGD = self._rotation.v.turn_rows_back(layer, o_TKGD)
+        return o_TKGD.flatten(1, 2)
 
     def _write_tokens(self, layer: int, tokens: Sequence[_Token], kv_T2KD: Tensor) -> None:
         ids_T = torch.stack([token.span.pages[token.position // PAGE_TOKENS] for token in tokens])

@@ -46,6 +46,18 @@ class Frame:
             return fast_hadamard(x_KMD)  # its own inverse
         return torch.bmm(x_KMD, self.rotation_LKDD[layer].mT)
 
+    def turn_rows(self, layer: int, x_TKMD: Tensor) -> Tensor:
+        """`turn` of several tokens, each with the bits that it has alone."""
+        if self.rotation_LKDD is None:
+            return fast_hadamard(x_TKMD)
+        return torch.stack([self.turn(layer, x_KMD) for x_KMD in x_TKMD])
+
+    def turn_rows_back(self, layer: int, x_TKMD: Tensor) -> Tensor:
+        """The inverse of `turn_rows`."""
+        if self.rotation_LKDD is None:
+            return fast_hadamard(x_TKMD)
+        return torch.stack([self.turn_back(layer, x_KMD) for x_KMD in x_TKMD])
+
     def dense(self) -> Tensor:
         """The rotation as [full layers, kv_heads, D, D], whatever its form."""
         if self.rotation_LKDD is not None:
@@ -127,10 +139,12 @@ def hadamard_matrix(size: int) -> Tensor:
 def fast_hadamard(x: Tensor) -> Tensor:
     """x [..., D] times `hadamard_matrix(D)`, as two small factors: H_D = H_a (x) H_b with D = a b.
 
-    For 256 dims 8 thousand products a vector instead of 65 thousand, and 1 KiB of matrix instead of 256.
+    For 256 dims 8 thousand products a vector instead of 65 thousand, and 1 KiB of matrix instead of 256. Every vector
+    is a product of its own, so its bits do not depend on how many there are.
     """
     left, right = _hadamard_factors(x.shape[-1], x.device)
-    grids = torch.mm(x.reshape(-1, len(right)), right).view(-1, len(left), len(right))
+    grids = x.reshape(-1, len(left), len(right))
+    grids = torch.bmm(grids, right.expand(len(grids), -1, -1))
     return torch.bmm(left.expand(len(grids), -1, -1), grids).view(x.shape)
 
 
