@@ -18,6 +18,7 @@ from kakera.server.chat import chat_routes
 from kakera.server.completions import completion_routes
 from kakera.server.errors import Refusals, error_body, install_handlers
 from kakera.server.health import EngineWatch, health_routes
+from kakera.server.messages import messages_routes
 from kakera.server.model import ServedModel
 from kakera.server.service import Service
 from kakera.server.sse import CLIENT_CLOSED_REQUEST, ClientLeft
@@ -56,6 +57,7 @@ def create_app(
     for router in (
         chat_routes(service),
         completion_routes(service),
+        messages_routes(service),
         text_routes(service),
         health_routes(watch),
     ):
