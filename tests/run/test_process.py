@@ -110,6 +110,7 @@ async def _life(tiny_model):
         await _several_at_once(client, tiny_model)
         await _refusals(client)
         await _leaving(client)
+        await _flushing(client)
         await _killed(client)
     finally:
         await client.close()
@@ -160,6 +161,15 @@ async def _leaving(client):
     client.abort("unknown")
     tokens, finished = await asyncio.wait_for(stopping, 5)
     assert finished.reason == "abort" and finished.usage.completion_tokens == len(tokens) < 1700
+
+
+async def _flushing(client):
+    await collect(client, ask("cached", tokens_of(1, 300), 1))
+    _, again = await collect(client, ask("again", tokens_of(1, 300), 1))
+    first, second = await asyncio.gather(client.flush(), client.flush())
+    assert again.usage.cached_tokens > 0 and first.pages > 0 and (second.pages, second.host_bytes) == (0, 0)
+    _, after = await collect(client, ask("after", tokens_of(1, 300), 1))
+    assert after.usage.cached_tokens == 0 and after.usage.miss_reason == "evicted pages"
 
 
 async def _killed(client):

@@ -9,7 +9,7 @@ from fake_runner import VOCAB, FakeRunner, next_token
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.schedule.limits import Limits
-from kakera.schedule.request import Boundary, Event, Finished, PromptLogprobs, Request, Sampling, Tokens
+from kakera.schedule.request import Boundary, Event, Finished, Flushed, PromptLogprobs, Request, Sampling, Tokens
 from kakera.schedule.scheduler import Scheduler
 from kakera.schedule.step import PAGE, StepPlan
 
@@ -66,6 +66,13 @@ class Driver:
         self.clock.now += result.seconds
         self.note(self.scheduler.commit(plan, result))
         self.cache.check_integrity()
+
+    def flush(self) -> Flushed:
+        flushed, plan = self.scheduler.flush()
+        self.runner.execute(plan)
+        self.cache.check_integrity()
+        self.runner.check_stores()
+        return flushed
 
     def note(self, events: list[Event]) -> None:
         for event in events:

@@ -42,6 +42,8 @@ def play(seed: int, pages: int, slots: int, host: float, windowed: bool, steps: 
         live = [name for name in wanted if name not in driver.finished]
         if live and rng.random() < mishaps / 2:
             driver.runner.failing.add(rng.choice(live))
+        if rng.random() < mishaps / 5:
+            driver.flush()
         plan = driver.scheduler.plan_step()
         driver.cache.check_integrity()
         if live and rng.random() < mishaps:

@@ -204,3 +204,37 @@ def test_slots_and_pages_return_after_half_of_fifty_streams_are_killed():
     reasons = [driver.finished[name].reason for name in names]
     assert 15 <= reasons.count("abort") <= 25 and len(reasons) == 50
     driver.assert_idle_is_clean()
+
+
+def test_a_flush_forgets_what_nobody_holds_and_running_requests_go_on():
+    driver = Driver()
+    driver.ask(prose(300, seed=1))
+    held = prose(700, seed=2)
+    name = driver.submit(held, max_tokens=70)
+    for _ in range(4):
+        driver.step()
+    before = driver.scheduler.stats()
+    flushed = driver.flush()
+    after = driver.scheduler.stats()
+    assert flushed.pages == before.pages_cached > 0 and after.pages_cached == 0
+    assert flushed.checkpoints > 0 and flushed.host_bytes == before.host_bytes_used - after.host_bytes_used > 0
+    driver.run()
+    assert driver.text[name] == answer(held, 70)
+    assert driver.cached(prose(300, seed=1)) == 0
+    driver.ask(held)
+    assert driver.cached(held) == 640, "caching goes on"
+
+
+def test_running_requests_show_how_far_they_are():
+    driver = Driver(chunk=128)
+    driver.ask(prose(256) + prose(1, seed=2), boundaries=message_ends(256))
+    name = driver.submit(prose(256) + prose(400, seed=3), max_tokens=3)
+    driver.step()
+    (active,) = driver.scheduler.stats().active
+    assert (active.id, active.prompt_tokens, active.cached_tokens) == (name, 656, 256)
+    assert active.cached_tokens < active.done < active.target == 656 and active.generated == 0
+    while not (active := driver.scheduler.stats().active[0]).generated:
+        driver.step()
+    assert active.done == active.target
+    driver.run()
+    assert driver.scheduler.stats().active == ()

@@ -15,6 +15,7 @@ from kakera.schedule.request import (
     Event,
     Finished,
     FinishReason,
+    Flushed,
     Progress,
     PromptLogprobs,
     Request,
@@ -67,6 +68,10 @@ class FakeEngine:
 
     def abort(self, request_id: str) -> None:
         self._stop.add(request_id)
+
+    async def flush(self) -> Flushed:
+        self._check()
+        return Flushed(pages=3, checkpoints=1, host_bytes=5)
 
     async def stats(self) -> EngineStats:
         self._check()

@@ -50,6 +50,10 @@ class HostBudget:
         """True if one record of each of these tiers can be added."""
         return self.used + sum(self.bytes[tier] for tier in tiers) <= self.limit
 
+    def by_tier(self) -> dict[str, int]:
+        """Bytes in use, tier by tier."""
+        return {tier: count * self.bytes[tier] for tier, count in self.counts.items()}
+
     def take(self, tier: Tier) -> None:
         self.counts[tier] += 1
         self.used += self.bytes[tier]

@@ -16,6 +16,7 @@ from kakera.cache.lease import Lease
 from kakera.cache.match import Match, find_match
 from kakera.cache.pages import IdPool
 from kakera.cache.tree import Node, PageTree
+from kakera.schedule.request import Flushed
 from kakera.schedule.step import (
     PAGE,
     Action,
@@ -226,6 +227,15 @@ class PrefixCache:
         if index is not None:
             self._lose_checkpoint(older[index])
             self.counters["checkpoints_thinned"] += 1
+
+    def flush(self) -> Flushed:
+        """Forget every page and checkpoint that no request holds, without demoting anything."""
+        bytes_before, pages = self.host.used, self.tree.unlocked
+        loose = [record for record in self.checkpoints.published.values() if record.pins == 0]
+        for record in loose:
+            self._drop_checkpoint(record)
+        self._free_device(self.device.free + pages)
+        return Flushed(pages, len(loose), bytes_before - self.host.used)
 
     def check_integrity(self) -> None:
         """Assert every invariant of the package README; slow, for tests and for idle moments."""

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from kakera.run.messages import (
     Accepted,
     Alive,
     Failed,
+    Flush,
+    FlushDone,
     Ready,
     Refused,
     Step,
@@ -30,7 +33,7 @@ from kakera.run.messages import (
     encode,
 )
 from kakera.run.process import engine_main
-from kakera.schedule.request import EngineStats, Event, Finished, Request
+from kakera.schedule.request import EngineStats, Event, Finished, Flushed, Request
 
 STOP_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.5
@@ -63,6 +66,7 @@ class EngineClient:
         self._directory = directory
         self._stats = EngineStats()
         self._streams: dict[str, asyncio.Queue[Event | RequestRefused | Accepted | EngineDied]] = {}
+        self._flushes: deque[asyncio.Future[Flushed]] = deque()  # answered in order
         self._dead = asyncio.Event()
         self._exit_code: int | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -145,6 +149,15 @@ class EngineClient:
         if request_id in self._streams and not self._dead.is_set():
             self._socket.send(encode(Abort(request_id)))
 
+    async def flush(self) -> Flushed:
+        """See AsyncEngine.flush."""
+        if self._dead.is_set():
+            raise EngineDied(self._death_text())
+        answer: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
+        self._flushes.append(answer)
+        await self._socket.send(encode(Flush()))
+        return await answer
+
     async def close(self) -> None:
         """End the engine process: SIGTERM, then SIGKILL. Streams that still wait raise EngineDied. Idempotent."""
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
@@ -192,6 +205,10 @@ class EngineClient:
                         self._put(event.request_id, event)
                 case Alive(stats):
                     self._stats = stats
+                case FlushDone(flushed):
+                    answer = self._flushes.popleft()
+                    if not answer.done():  # its caller may have left
+                        answer.set_result(flushed)
                 case Accepted(request_id) as accepted:
                     self._put(request_id, accepted)
                 case Refused(request_id, message, status, code, param):
@@ -208,6 +225,9 @@ class EngineClient:
         self._dead.set()
         for request_id in list(self._streams):
             self._put(request_id, EngineDied(self._death_text()))
+        while self._flushes:
+            if not (answer := self._flushes.popleft()).done():
+                answer.set_exception(EngineDied(self._death_text()))
 
     def _death_text(self) -> str:
         return f"the engine process ended unexpectedly (exit code {self._exit_code}); restart the server"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kakera.run.interface import EngineLimits, Runner
-from kakera.schedule.request import EngineStats, Event, Request
+from kakera.schedule.request import EngineStats, Event, Flushed, Request
 from kakera.schedule.scheduler import Scheduler
 from kakera.schedule.step import StepResult
 
@@ -43,6 +43,12 @@ class LocalEngine:
     def _take_unseen(self) -> list[Event]:
         unseen, self._unseen = self._unseen, []
         return unseen
+
+    def flush(self) -> Flushed:
+        """See Engine.flush. The host's memory is free when this returns."""
+        flushed, plan = self.scheduler.flush()
+        self.runner.execute(plan)
+        return flushed
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from kakera.schedule.request import EngineStats, Event, Request
+from kakera.schedule.request import EngineStats, Event, Flushed, Request
 from kakera.schedule.step import StepPlan, StepResult
-
 
 PROBE = "health-"  # ids of requests by which a server sees whether a token comes; scripts spend no stream on them
 
@@ -34,6 +33,10 @@ class Engine(Protocol):
 
     def step(self) -> list[Event]:
         """Plan, execute and commit one step; returns what happened. Empty if there is nothing to do."""
+        ...
+
+    def flush(self) -> Flushed:
+        """Forget every cached prefix that no running request holds. Between steps only."""
         ...
 
     def stats(self) -> EngineStats: ...
@@ -62,6 +65,10 @@ class AsyncEngine(Protocol):
 
     def abort(self, request_id: str) -> None:
         """Stop a request and keep its stream (stop string found): it ends with Finished("abort") and its usage."""
+        ...
+
+    async def flush(self) -> Flushed:
+        """See Engine.flush. Raises EngineDied."""
         ...
 
     async def stats(self) -> EngineStats:

@@ -1,7 +1,7 @@
 """What the server process and the engine process say to each other: msgpack over one ZeroMQ pair socket.
 
-Server to engine: Submit, Abort. Engine to server: Ready or Failed once, then Accepted or Refused per request, Step
-after each step that had events, and Alive at least once a second.
+Server to engine: Submit, Abort, Flush. Engine to server: Ready or Failed once, then Accepted or Refused per request,
+Step after each step that had events, FlushDone per Flush in order, and Alive at least once a second.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kakera.run.interface import EngineLimits
-from kakera.schedule.request import EngineStats, Event, Finished, Progress, PromptLogprobs, Request, Tokens
+from kakera.schedule.request import EngineStats, Event, Finished, Flushed, Progress, PromptLogprobs, Request, Tokens
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -20,7 +20,11 @@ class Abort(msgspec.Struct, tag=True):
     request_id: str
 
 
-ToEngine = Submit | Abort
+class Flush(msgspec.Struct, tag=True):
+    """Forget the cached prefixes that nobody holds."""
+
+
+ToEngine = Submit | Abort | Flush
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -76,7 +80,11 @@ class Alive(msgspec.Struct, tag=True):
     stats: EngineStats
 
 
-FromEngine = Ready | Failed | Accepted | Refused | Step | Alive
+class FlushDone(msgspec.Struct, tag=True):
+    flushed: Flushed
+
+
+FromEngine = Ready | Failed | Accepted | Refused | Step | Alive | FlushDone
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

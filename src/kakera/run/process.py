@@ -14,7 +14,20 @@ import zmq
 
 from kakera.errors import KakeraError, RequestRefused
 from kakera.run.engine import LocalEngine
-from kakera.run.messages import Abort, Accepted, Alive, Failed, Ready, Refused, Step, Submit, decode_to_engine, encode
+from kakera.run.messages import (
+    Abort,
+    Accepted,
+    Alive,
+    Failed,
+    Flush,
+    FlushDone,
+    Ready,
+    Refused,
+    Step,
+    Submit,
+    decode_to_engine,
+    encode,
+)
 
 log = logging.getLogger(__name__)
 ALIVE_SECONDS = 1.0
@@ -78,6 +91,8 @@ def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
                     socket.send(encode(Refused(request.id, str(r), r.status, r.code, r.param)))
             case Abort(request_id):
                 engine.abort(request_id)
+            case Flush():
+                socket.send(encode(FlushDone(engine.flush())))
 
 
 def die_with_parent(parent: int) -> None:

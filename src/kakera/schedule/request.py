@@ -9,6 +9,33 @@ BoundaryKind = Literal["system", "message", "prompt"]
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """What generated text has to match: a grammar as plain data (Lark or JSON, as llguidance reads it).
+
+    The grammar begins with the first generated token or, where `after` or `at` names a token, behind the first `after`
+    or with the first `at`, whichever comes earlier; text before that is free. `required`: the answer does not end
+    before the grammar has begun. An answer ends only where the grammar accepts, and at once where nothing may follow.
+    """
+
+    grammar: str
+    after: int | None = None
+    at: int | None = None
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class ThinkingBudget:
+    """Generated tokens that reasoning may take; then the tokens of `close` are forced, the last of which ends it.
+
+    The prompt has opened the reasoning; the first generated token among `ends` closes it.
+    """
+
+    tokens: int
+    close: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Sampling:
     """How tokens are chosen and when to stop. Values are validated before they come here.
 
@@ -31,6 +58,9 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()  # includes the model's end tokens unless ignore_eos
     logprobs: int | None = None  # number of alternatives; None = no logprobs at all
     prompt_logprobs: int | None = None  # the same for the prompt's own tokens (echo)
+    constraint: Constraint | None = None
+    thinking: ThinkingBudget | None = None
+    loop_guard: bool = False  # end an answer that repeats itself (schedule/loops.py)
 
 
 @dataclass(frozen=True)
@@ -103,7 +133,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class Finished:
-    """Event: the last one of a request. `message` and `code` are set when reason is "error"."""
+    """Event: the last one of a request. `message` and `code` are set when reason is "error"; `code` is "loop" when the
+    loop guard ended it (reason "length"). `stop_token` is the end token, which is never shown."""
 
     request_id: str
     reason: FinishReason
@@ -117,13 +148,40 @@ Event = Tokens | PromptLogprobs | Progress | Finished
 FINAL_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 
+@dataclass(frozen=True)
+class Active:
+    """A running request. It prefills until `done` of its `target` tokens are computed; then it decodes."""
+
+    id: str
+    prompt_tokens: int
+    cached_tokens: int
+    done: int
+    target: int
+    generated: int
+    seconds: float  # since it was admitted
+    decode_seconds: float  # since its first token
+
+
+@dataclass(frozen=True)
+class Flushed:
+    """What a flush of the prefix cache gave back: device pages, checkpoints, bytes of the host cache."""
+
+    pages: int
+    checkpoints: int
+    host_bytes: int
+
+
 @dataclass
 class EngineStats:
-    """A snapshot of the engine for /metrics, /health and the log. Plain numbers only."""
+    """A snapshot of the engine for /metrics, /health, the page and the log. Numbers and ids only.
+
+    `pages_free` counts every page that a request can have now; `pages_cached` of these hold a reusable prefix.
+    """
 
     running: int = 0
     waiting: int = 0
     pages_free: int = 0
+    pages_cached: int = 0
     pages_total: int = 0
     slots_free: int = 0
     slots_total: int = 0
@@ -131,4 +189,6 @@ class EngineStats:
     host_bytes_total: int = 0
     steps: int = 0
     last_step_at: float = 0.0
+    host_bytes: dict[str, int] = field(default_factory=dict)  # in use, by kind: checkpoint, sink, page
     counters: dict[str, float] = field(default_factory=dict)
+    active: tuple[Active, ...] = ()  # oldest first

@@ -19,6 +19,7 @@ from kakera.schedule.request import (
     Event,
     Finished,
     FinishReason,
+    Flushed,
     Progress,
     PromptLogprobs,
     Request,
@@ -176,7 +177,7 @@ class Scheduler:
             sequence.echoed = True
         if tokens and sequence.first_token_at is None:
             sequence.first_token_at = self.clock()
-        shown = tokens[:-1] if reason == "stop" else tokens
+        shown = tokens[:-1] if sequence.stop_token is not None else tokens
         if shown:
             self._events.append(Tokens(sequence.id, tuple(shown), result.logprobs[: len(shown)]))
 
@@ -192,17 +193,24 @@ class Scheduler:
         sequence.stop()
 
     def _report_end(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
-        stop = sequence.tokens[-1] if reason == "stop" else None
-        code = "engine_error" if reason == "error" else ""
+        looped = reason == "length" and sequence.loops is not None and sequence.loops.found
+        code = "engine_error" if reason == "error" else "loop" if looped else ""
         usage = sequence.usage(self.clock())
-        self._events.append(Finished(sequence.id, reason, usage, stop, message, code))
-        self.cache.counters[f"finished: {reason}"] += 1
+        self._events.append(Finished(sequence.id, reason, usage, sequence.stop_token, message, code))
+        self.cache.counters["finished: loop" if looped else f"finished: {reason}"] += 1
+
+    def flush(self) -> tuple[Flushed, StepPlan]:
+        """Forget every prefix that no running request holds. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "flush while a plan is in flight"
+        return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions())
 
     def stats(self) -> EngineStats:
+        now = self.clock()
         return EngineStats(
             running=len(self.running),
             waiting=len(self.waiting),
             pages_free=self.cache.available,
+            pages_cached=self.cache.tree.unlocked,
             pages_total=self.limits.pages,
             slots_free=self.running.slots.free,
             slots_total=self.limits.slots,
@@ -210,9 +218,7 @@ class Scheduler:
             host_bytes_total=self.cache.host.limit,
             steps=self._steps,
             last_step_at=self._last_step_at,
-            counters={
-                **self.cache.counters,
-                "pages_cached": self.cache.tree.unlocked,
-                "checkpoints": len(self.cache.checkpoints.published),
-            },
+            host_bytes=self.cache.host.by_tier(),
+            counters={**self.cache.counters, "checkpoints": len(self.cache.checkpoints.published)},
+            active=tuple(sequence.active(now) for sequence in self.running.oldest_first()),
         )

@@ -8,7 +8,7 @@ from kakera.cache.checkpoints import Kind
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match
 from kakera.cache.tree import page_keys
-from kakera.schedule.request import FinishReason, Request, TokenLogprob, Usage
+from kakera.schedule.request import Active, FinishReason, Request, TokenLogprob, Usage
 from kakera.schedule.step import PAGE, Row, RowResult
 
 
@@ -36,8 +36,11 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     echoed: bool = False  # the prompt's log-probabilities were reported
     aborted: bool = False
+    stop_token: int | None = None  # the end token that ended it
+    loops: LoopGuard | None = None
 
     def __post_init__(self) -> None:
+        self.loops = LoopGuard() if self.request.sampling.loop_guard else None
         self.tokens = list(self.request.tokens)
         self.keys = page_keys(self.tokens)
 
@@ -104,6 +107,8 @@ class Sequence:
             reason = self._reason_to_stop(token, context)
             if reason:
                 break
+        if result.complete and reason is None:
+            reason = "stop"
         taken = self.tokens[known:]
         self.computed = row.start + (len(taken) if decoding else len(row.tokens))
         self.keys += page_keys(self.tokens, len(self.keys))
@@ -114,10 +119,28 @@ class Sequence:
     def _reason_to_stop(self, token: int, context: int) -> FinishReason | None:
         sampling = self.request.sampling
         if token in sampling.stop_token_ids and self.completion_tokens > sampling.min_tokens:
+            self.stop_token = token
             return "stop"
+        if self.loops is not None and self.loops.add(token):
+            return "length"
         if self.completion_tokens >= sampling.max_tokens or len(self.tokens) >= context:
             return "length"
         return None
+
+    def active(self, now: float) -> Active:
+        """As a running request shows in the engine's stats."""
+        admitted = self.admitted_at if self.admitted_at is not None else now
+        first = self.first_token_at if self.first_token_at is not None else now
+        return Active(
+            id=self.id,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            done=min(self.computed, self.target),
+            target=self.target,
+            generated=self.completion_tokens,
+            seconds=now - admitted,
+            decode_seconds=now - first,
+        )
 
     def usage(self, now: float) -> Usage:
         admitted = self.admitted_at if self.admitted_at is not None else now
