@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from kakera.errors import CheckpointError
+from kakera.plan import weights
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import WeightBytes, checkpoint_files, from_checkpoint, from_config, linears, read_header
 
@@ -32,9 +33,15 @@ def test_two_ranks_hold_all_vectors_and_half_of_the_rest(weights_27b: WeightByte
     assert 2 * on_one == weights_27b.coded + weights_27b.replicated
 
 
-def test_sixteen_bit_checkpoint_is_half_of_what_a_cpu_holds(spec_small: ModelSpec, weights_small: WeightBytes) -> None:
-    assert weights_small.decoded == 2 * weights_small.coded
-    assert weights_small.on_device("cpu", 1) == weights_small.decoded
+@pytest.mark.parametrize("linear_bytes", [2, 4])
+def test_a_cpu_holds_linears_in_16_bit_or_all_in_fp32(
+    spec_small: ModelSpec, monkeypatch: pytest.MonkeyPatch, linear_bytes: int
+) -> None:
+    monkeypatch.setattr(weights, "CPU_LINEAR_BYTES", linear_bytes)
+    found = from_config(spec_small, {})
+    in_linears = sum(i * o * n for _, i, o, n in linears(spec_small)) + 512 * (2 * 12 * 9 + 16384)  # b, a, head
+    values = found.coded // 2
+    assert found.on_device("cpu", 1) == 4 * values - (4 - linear_bytes) * in_linears
 
 
 def test_exl3_scales_with_its_bits(spec_27b: ModelSpec) -> None:

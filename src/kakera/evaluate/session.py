@@ -45,18 +45,24 @@ def open_reader(directory: Path) -> Reader:
 
 
 def open_forced(
-    directory: Path, wishes: Wishes, window: int, model: HybridModel | None = None, *, escha_bias: bool = False
+    directory: Path,
+    wishes: Wishes,
+    window: int,
+    model: HybridModel | None = None,
+    *,
+    escha_bias: bool = False,
+    draft: bool = False,
 ) -> Forced:
     """The model of a directory with a cache for one sequence of `window` tokens, in the steps that serving takes.
 
-    `model` may be that model, loaded already: several caches can share one.
+    `model` may be that model, loaded already: several caches can share one. `draft`: load its draft layer too.
     """
     size = -(-window // PAGE) * PAGE
     plan = plan_for(directory, replace(wishes, context=size, max_running=1, host_cache=0))
     dtype = COMPUTE_DTYPES[plan.device]
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     return Forced(
-        model or HybridModel.load(directory, dtype, plan.device, escha_bias=escha_bias),
+        model or HybridModel.load(directory, dtype, plan.device, escha_bias=escha_bias, draft=draft),
         KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, plan.device),
         StatePool(plan.spec, 1, plan.device, dtype),
         plan.chunk,

@@ -39,10 +39,14 @@ class HybridModel:
         progress: Progress | None = None,
         *,
         escha_bias: bool = False,
+        draft: bool = False,
     ) -> HybridModel:
-        """Read a model directory; `escha_bias` as in `Checkpoint.open`. Raises CheckpointError."""
+        """Read a model directory; `escha_bias` as in `Checkpoint.open`, `draft`: its draft layer too, if it has one.
+        Raises CheckpointError."""
         checkpoint = Checkpoint.open(path, escha_bias=escha_bias)
-        return HybridModel(checkpoint.spec, load_weights(checkpoint, dtype, torch.device(device), progress))
+        return HybridModel(
+            checkpoint.spec, load_weights(checkpoint, dtype, torch.device(device), progress, draft=draft)
+        )
 
     @torch.inference_mode()
     def forward(self, batch: Batch, kv: KeyValues, states: StatePool) -> Tensor:

@@ -71,13 +71,19 @@ class ModelWeights:
 
 
 def load_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Progress | None = None,
+    *,
+    draft: bool = False,
 ) -> ModelWeights:
-    """Read and decode every tensor of the text model.
+    """Read and decode every tensor of the text model; of its draft layer only on request, since serving has no use
+    for it.
 
     Raises CheckpointError naming what is missing or not expected (before anything is read), misshaped or damaged.
     """
-    draft = checkpoint.spec.mtp_layers > 0 and checkpoint.has("mtp.fc")
+    draft = draft and checkpoint.spec.mtp_layers > 0 and checkpoint.has("mtp.fc")
     shapes = parameters(checkpoint.spec, draft)
     checkpoint.check_complete(shapes)
     return _Loader(checkpoint, shapes, device, LinearReader.of(checkpoint, shapes, dtype, device)).model(

@@ -25,7 +25,7 @@ from kakera.plan.sizes import (
     scratch_bytes,
 )
 from kakera.plan.spec import ModelSpec
-from kakera.plan.weights import WeightBytes
+from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
 
 SLOT_CHOICES = (8, 4, 2, 1)
 CHUNK_DEFAULT = {"cpu": 512, "cuda": 2048}
@@ -179,7 +179,11 @@ class _Budget:
         live = live_state_bytes(spec, self.machine.kind, ranks)
         window = self.kv.slot_bytes(spec) // ranks
         scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks)
-        form = "fp32, decoded at load" if self.on_cpu else "as stored" + (f", 1/{ranks} of it" if ranks > 1 else "")
+        form = (
+            f"decoded at load, linears {CPU_LINEAR_BYTES} bytes a value"
+            if self.on_cpu
+            else "as stored" + (f", 1/{ranks} of it" if ranks > 1 else "")
+        )
         rows = [PlanRow("weights", "device", self.weights.on_device(self.machine.kind, ranks), form)]
         if live:
             note = f"{self.slots} x {live / 1e6:.1f} MB, fp32 live state + conv columns"

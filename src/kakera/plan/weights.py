@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from kakera.plan.spec import ModelSpec
 
 HEADER_LIMIT = 100_000_000  # the safetensors format's own limit
 DTYPE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+# A CPU holds its linears in fp16 where torch has FBGEMM, which is x86-64 with AVX2, and in fp32 elsewhere.
+CPU_LINEAR_BYTES = 2 if platform.machine().lower() in ("x86_64", "amd64") else 4
 ROW_SCALE_BYTES = 2  # int8 rows of embedding and head carry one fp16 scale each
 
 
@@ -30,7 +33,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """`coded` is what a GPU holds (the bytes of the files), `decoded` what a CPU holds (fp32 after loading).
+    """`coded` is what a GPU holds (the bytes of the files), `decoded` what a CPU holds after loading.
 
     `replicated` of `coded` is held by every rank of a tensor-parallel group (vectors: norms, scales);
     `embedding` is the row look-up, which a decode step does not read. `source` says where the figures come from.
@@ -148,16 +151,25 @@ def small_values(spec: ModelSpec) -> int:
     count = spec.hidden * (2 * layers + 1) + 2 * spec.head_dim * len(spec.full_layers)
     if spec.gdn is not None:
         g = spec.gdn
-        per_layer = 2 * g.v_heads * spec.hidden + g.conv_taps * g.conv_channels + 2 * g.v_heads + g.v_dim
-        count += per_layer * len(spec.gdn_layers)
+        per_layer = g.conv_taps * g.conv_channels + 2 * g.v_heads + g.v_dim
+        count += per_layer * len(spec.gdn_layers) + gate_values(spec)
     return count
 
 
+def gate_values(spec: ModelSpec) -> int:
+    """Values of the small linears of Gated DeltaNet, b and a, which are fused with the large ones."""
+    return 2 * spec.gdn.v_heads * spec.hidden * len(spec.gdn_layers) if spec.gdn else 0
+
+
 def decoded_bytes(spec: ModelSpec) -> tuple[int, int]:
-    """(all weights, the embedding that decoding does not read) in fp32 bytes."""
-    table = spec.vocab * spec.hidden
-    values = sum(i * o * n for _, i, o, n in linears(spec)) + small_values(spec) + table * (1 if spec.tied else 2)
-    return 4 * values, 0 if spec.tied else 4 * table
+    """(all weights, the embedding that decoding does not read) as a CPU holds them.
+
+    Linears take CPU_LINEAR_BYTES a value; embeddings, a head that is tied to one, norms and convolutions are fp32.
+    """
+    table, gates = spec.vocab * spec.hidden, gate_values(spec)
+    in_linears = sum(i * o * n for _, i, o, n in linears(spec)) + gates + (0 if spec.tied else table)
+    decoded = CPU_LINEAR_BYTES * in_linears + 4 * (small_values(spec) - gates + table)
+    return decoded, 0 if spec.tied else 4 * table
 
 
 def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
