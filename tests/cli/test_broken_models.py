@@ -16,11 +16,11 @@ from kakera.run.scripted import Script
 from tiny_model import CONFIG
 
 
-def start(model: Path, gpus: str = "cpu") -> None:
+def start(model: Path) -> None:
     """What `kakera serve` does before it starts an engine."""
     found = resolve_model(str(model))
     served_model(found)
-    recipe_for(found, Wishes(gpus=gpus), lambda line: None)
+    recipe_for(found, Wishes(gpus="cpu"), lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,11 @@ def test_a_cut_shard_is_named(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_cards_that_are_not_there_are_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the engine process, when it builds: the server holds no torch that could know."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    recipe = recipe_for(resolve_model(str(tiny_model)), Wishes(gpus="12GB"), lambda line: None)
     with pytest.raises(UsageError, match="torch finds no NVIDIA GPU"):
-        start(tiny_model, gpus="12GB")
+        recipe()
 
 
 @pytest.mark.parametrize(

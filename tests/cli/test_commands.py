@@ -168,3 +168,19 @@ def test_light_commands_start_fast_and_without_torch(arguments: list[str]) -> No
     assert done.returncode == 0, done.stderr
     # processor time, not the clock: 0.2-0.4 s on a free core, up to twice that beside other busy processes
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_a_server_process_holds_no_torch(tiny_model: Path) -> None:
+    """Everything that `serve` does in its own process before it answers, but the engine process it starts."""
+    code = (
+        "import sys\n"
+        "from kakera.cli.engine import recipe_for, served_model\n"
+        "from kakera.cli.model import resolve_model\n"
+        "from kakera.plan.plan import Wishes\n"
+        "import kakera.cli.serve, kakera.run.client, kakera.server.run\n"
+        "model = resolve_model(sys.argv[1])\n"
+        "served_model(model, None), recipe_for(model, Wishes(gpus='cpu'), print)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tiny_model)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

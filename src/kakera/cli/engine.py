@@ -27,26 +27,15 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
     from kakera.plan.devices import resolve
     from kakera.plan.spec import ModelSpec
     from kakera.plan.table import summary
-    from kakera.run.build import EngineRecipe
+    from kakera.run.recipe import EngineRecipe
 
     spec = ModelSpec.load(model.path)
     machine = resolve(wishes.gpus)
     plan = make_plan(spec, wishes, machine, weights.from_checkpoint(model.path, spec))
-    check_device(plan.device, wishes.gpus)
     say(summary(plan))
     for caution in (*cautions(plan, machine), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan)
-
-
-def check_device(device: str, gpus: str) -> None:
-    """Refuse cards that `plan` may count with and this machine lacks. Raises UsageError."""
-    import torch
-
-    from kakera.errors import UsageError
-
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--gpus {gpus}: torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
 
 
 def served_model(model: Model, name: str | None = None) -> ServedModel:

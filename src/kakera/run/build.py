@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
+from kakera.errors import UsageError
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
@@ -37,6 +37,8 @@ def build_engine(
 
     `escha_bias`: add the biases that Escha files carry and their published scores leave out.
     """
+    if plan.device == "cuda" and not torch.cuda.is_available():  # a plan can be made for cards that are elsewhere
+        raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
     device = torch.device(plan.device)
     dtype = dtype or COMPUTE_DTYPES[plan.device]
     model = HybridModel.load(directory, dtype, device, progress, escha_bias=escha_bias)
@@ -50,14 +52,3 @@ def build_engine(
 def scheduler_for(plan: Plan) -> Scheduler:
     """The deciding half, which no device is needed for."""
     return Scheduler(Limits.of(plan), PrefixCache(CacheSizes.of(plan)), time.monotonic)
-
-
-@dataclass(frozen=True)
-class EngineRecipe:
-    """A picklable build function for the engine process."""
-
-    directory: Path
-    plan: Plan
-
-    def __call__(self) -> LocalEngine:
-        return build_engine(self.directory, self.plan)
