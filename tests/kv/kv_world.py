@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakera.kv import codec
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.batch import Batch, CheckpointTensors, Save, Span
@@ -146,8 +145,8 @@ def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Stream, rotation: Rotation 
                 turn_k, turn_v = (frame.dense()[layer, kv_head].double() for frame in (rotation.k, rotation.v))
                 centre_k, centre_v = (frame.centre_LKD[layer, kv_head].double() for frame in (rotation.k, rotation.v))
             q, k, v = q @ turn_k, (k - centre_k) @ turn_k, (v - centre_v) @ turn_v
-            fine_k, coarse_k = _two_precisions(fmt, k, codec.CLIP_K)
-            fine_v, coarse_v = _two_precisions(fmt, v, codec.CLIP_V)
+            fine_k, coarse_k = _two_precisions(fmt, k, 0.75)
+            fine_v, coarse_v = _two_precisions(fmt, v, 1)
             logits = torch.where(exact, q @ fine_k.T, q @ coarse_k.T) / spec.head_dim**0.5
             p = logits.masked_fill(key > query, float("-inf")).softmax(-1)
             mixed = (p * exact) @ fine_v + (p * ~exact) @ coarse_v
@@ -155,24 +154,31 @@ def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Stream, rotation: Rotation 
     return out
 
 
-def _two_precisions(fmt: KvFormat, x: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+def _two_precisions(fmt: KvFormat, x: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
     if fmt.codec == "fp32":
         return x, x
     fine = x.float().bfloat16()
     if fmt.codec == "bf16":
         return fine.double(), fine.double()
-    return fine.double(), _reference_int2(fine.double(), clip, fmt.group)
+    return fine.double(), reference_int2(fine.double(), stretch, fmt.group)
 
 
-def _reference_int2(x: Tensor, clip: float, group: int) -> Tensor:
-    """The 2-bit quantiser written from its definition: rows x [N, D], one group after the other."""
-    dim = x.shape[-1]
-    tau = x.abs().sort(-1).values[:, min(int(clip * dim), dim - 1), None]
-    clipped = x.clamp(-tau, tau)
+def reference_int2(x: Tensor, stretch: float, group: int) -> Tensor:
+    """The 2-bit quantiser written from its definition in float64: rows x [N, D], one group after the other."""
     out = torch.empty_like(x)
-    for start in range(0, dim, group):
-        part = clipped[:, start : start + group]
-        low, high = part.min(-1, keepdim=True).values, part.max(-1, keepdim=True).values
-        step, low = ((high - low) / 3).half().double(), low.half().double()
-        out[:, start : start + group] = ((part - low) / step + 0.5).floor().clamp(0, 3) * step + low
+    for start in range(0, x.shape[-1], group):
+        part = x[:, start : start + group]
+        mean, deviation = part.mean(-1, keepdim=True), part.std(-1, keepdim=True, correction=0)
+        levels, _, _ = _nearest(part, 0.9957 * deviation, mean - 1.5 * 0.9957 * deviation)
+        away = levels - levels.mean(-1, keepdim=True)
+        slope = (away * (part - mean)).sum(-1, keepdim=True) / away.square().sum(-1, keepdim=True)
+        levels, step, low = _nearest(part, slope, mean - slope * levels.mean(-1, keepdim=True))
+        full = part.square().sum(-1, keepdim=True) / (part * (levels * step + low)).sum(-1, keepdim=True)
+        factor = 1 + stretch * (full.clamp(0.8, 1.25) - 1)
+        out[:, start : start + group] = levels * (factor * step).half().double() + (factor * low).half().double()
     return out
+
+
+def _nearest(part: Tensor, step: Tensor, low: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    step, low = step.half().double(), low.half().double()
+    return ((part - low) / step + 0.5).floor().clamp(0, 3), step, low

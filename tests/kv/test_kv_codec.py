@@ -1,16 +1,28 @@
-"""The 2-bit codec: packing, rounding, clip and the rows that break quantisers."""
+"""The 2-bit codec: packing, fit, rounding and the rows that break quantisers."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_world import reference_int2
 
 from kakera.kv import codec
 from kakera.plan.kv_format import KvFormat
 
+ONE = torch.ones(1)
 
-def round_trip(x: torch.Tensor, clip: float, group: int) -> torch.Tensor:
-    return codec.decode(codec.encode(x, codec.clip_bound(x, clip), group))
+
+def round_trip(x: torch.Tensor, group: int) -> torch.Tensor:
+    return codec.decode(codec.encode(x, ONE, group))
+
+
+def gaussian(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+
+
+def share(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a . b as a share of b . b, row by row."""
+    return (a * b).sum(-1) / b.square().sum(-1)
 
 
 @settings(max_examples=30, deadline=None)
@@ -36,38 +48,56 @@ def test_masked_fields_times_weights_are_the_levels() -> None:
 
 
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
-def test_levels_are_rounded_half_up_on_the_stored_grid(group: int) -> None:
-    x = torch.randn(50, 256)
-    coded = codec.encode(x, codec.clip_bound(x, 0.96), group)
+def test_codes_and_grid_follow_the_definition(group: int) -> None:
+    x = gaussian(200, 256)
+    coded = codec.encode(x, ONE, group)
     assert coded.scale.dtype == coded.minimum.dtype == torch.float16
-    levels = codec.unpack(coded.codes)
-    for row in range(len(x)):
-        tau = x[row].abs().sort().values[245]
-        for dim in range(0, 256, 7):
-            low, step = coded.minimum[row, dim // group].float(), coded.scale[row, dim // group].float()
-            wanted = torch.floor((x[row, dim].clamp(-tau, tau) - low) / step + 0.5).clamp(0, 3)
-            assert levels[row, dim] == wanted
+    assert torch.allclose(codec.decode(coded).double(), reference_int2(x.double(), 1, group), rtol=0, atol=1e-6)
 
 
 def test_a_value_between_two_levels_goes_up() -> None:
-    x = torch.tensor([0.0, 0.5, 1.5, 2.5, 3.0, 1.0, 2.0, 0.25] * 4)
-    levels = codec.unpack(codec.encode(x, torch.full((1,), 3.0), 32).codes)
-    assert levels[:8].tolist() == [0, 1, 2, 3, 3, 1, 2, 0]
+    x, one, zero = torch.tensor([-9.0, 0.5, 1.5, 2.5, 2.499, 9.0]), torch.ones(1), torch.zeros(1)
+    levels, scale, minimum = codec._round(x, one, zero)
+    assert levels.tolist() == [0, 1, 2, 3, 2, 3] and (scale, minimum) == (one, zero)
 
 
-@pytest.mark.parametrize(
-    ("clip", "low", "high"), [(codec.CLIP_K, 0.15, 0.17), (codec.CLIP_V, 0.12, 0.14), (1, 0.28, 0.32)]
-)
-def test_relative_error_of_gaussian_rows(clip: float, low: float, high: float) -> None:
-    """The published figures for 256/256: .159 with clip .96, .129 with .92, .300 without."""
-    x = torch.randn(2000, 256, generator=torch.Generator().manual_seed(0))
-    error = (round_trip(x, clip, 256) - x).square().mean() / x.square().mean()
+@pytest.mark.parametrize(("group", "low", "high"), [(256, 0.130, 0.134), (128, 0.127, 0.131), (32, 0.110, 0.115)])
+def test_relative_error_of_gaussian_rows(group: int, low: float, high: float) -> None:
+    """The best equidistant levels for a Gaussian leave .119 and shorten a row to .881; at full length .119 / .881."""
+    x = gaussian(2000, 256)
+    error = (round_trip(x, group) - x).square().mean() / x.square().mean()
     assert low < error < high
+
+
+@pytest.mark.parametrize("group", [128, 256])
+def test_a_decoded_row_is_as_long_along_the_row_as_the_row(group: int) -> None:
+    """Logits and outputs of coded rows are right on average; without the stretch they are 12 % too small."""
+    x = gaussian(300, 256) + 0.25
+    assert (share(round_trip(x, group), x) - 1).abs().max() < 1e-3
+    half, none = (codec.decode(codec.encode(x, torch.full((1,), part), group)) for part in (0.5, 0.0))
+    assert 0.87 < share(none, x).mean() < 0.90 and 0.93 < share(half, x).mean() < 0.96
+
+
+def test_rows_on_a_grid_come_back() -> None:
+    """Also uneven ones: two values, and a level that only one dim takes."""
+    for levels in ([0, 1, 2, 3], [0, 3], [0, 0, 0, 0, 0, 0, 0, 1], [1, 2]):
+        x = torch.tensor(levels * (64 // len(levels))).float() * 0.5 - 0.25
+        assert torch.allclose(round_trip(x, 64), x, rtol=0, atol=1e-3), levels
+
+
+def test_order_and_layout_of_a_row_do_not_change_its_grid() -> None:
+    """Sums are exact for bf16 values: the reason why a token has the same code from every path and every device."""
+    x = gaussian(50, 256)
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(1))
+    plain, mixed, strided = (codec.encode(rows, ONE, 256) for rows in (x, x[:, order], x.T.contiguous().T))
+    assert torch.equal(plain.scale, mixed.scale) and torch.equal(plain.minimum, mixed.minimum)
+    assert torch.equal(codec.unpack(plain.codes)[:, order], codec.unpack(mixed.codes))
+    assert all(torch.equal(a, b) for a, b in zip(plain, strided, strict=True))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3.25, 1e-7, 1e-30, 1234.5, -65504.0])
 def test_constant_rows_come_back(value: float) -> None:
-    back = round_trip(torch.full((2, 64), value), 0.96, 32)
+    back = round_trip(torch.full((2, 64), value), 32)
     assert torch.allclose(back, torch.full((2, 64), value), rtol=1e-3, atol=2.0**-22)
 
 
@@ -76,15 +106,16 @@ def test_outliers_never_become_inf_or_nan(outlier: float) -> None:
     x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
     x[0, 3], x[1, :] = outlier, -outlier
     x[2, ::2], x[2, 1::2] = outlier, -outlier
-    back = round_trip(x, 0.96, 256)
+    back = round_trip(x, 256)
     assert back.isfinite().all()
     assert back[1].eq(-codec.FP16_MAX).all()
-    assert (back[0] - x[0])[torch.arange(256) != 3].abs().max() < 2  # one outlier is clipped, the row survives
+    others = torch.arange(256) != 3  # they share a level; fp16 steps are 32 at the outlier
+    assert abs(back[0, 3] - codec.FP16_MAX) < 64 and (back[0] - x[0])[others].abs().max() < 64
 
 
 def test_one_row_does_not_depend_on_the_others() -> None:
     x = torch.randn(9, 2, 64)
-    whole, alone = (codec.encode(rows, codec.clip_bound(rows, 0.92), 32) for rows in (x, x[4:5]))
+    whole, alone = (codec.encode(rows, ONE, 32) for rows in (x, x[4:5]))
     for a, b in zip(whole, alone, strict=True):
         assert torch.equal(a[4:5], b)
 
@@ -92,7 +123,7 @@ def test_one_row_does_not_depend_on_the_others() -> None:
 def test_a_vector_takes_the_bytes_that_the_format_says() -> None:
     for dim, group in ((256, 256), (256, 32), (128, 64)):
         x = torch.randn(1, dim)
-        coded = codec.encode(x, codec.clip_bound(x, 0.96), group)
+        coded = codec.encode(x, ONE, group)
         taken = sum(tensor.numel() * tensor.element_size() for tensor in coded)
         assert taken == KvFormat("int2", group).vector_bytes(dim)
     assert KvFormat("int2", 256).vector_bytes(256) <= 0.15 * KvFormat("bf16").vector_bytes(256)
