@@ -92,6 +92,17 @@ def test_the_same_prompt_again_is_cached(stack):
     assert stopped["prompt_tokens_details"]["cached_tokens"] == cached[1]
 
 
+def test_messages_that_differ_in_their_billing_line_share_the_cache(stack):
+    usages = []
+    for cch in ("fa690", "0aaa9"):
+        system = f"x-anthropic-billing-header: cc_version=2.1.37; cch={cch};\n" + "rule " * 150
+        body = {"max_tokens": 9, "system": system, "messages": [{"role": "user", "content": "hi"}]}
+        usages.append(stack.http.post("/v1/messages", json=body).json()["usage"])
+    assert usages[0]["cache_read_input_tokens"] == 0
+    assert usages[1]["cache_read_input_tokens"] >= usages[0]["input_tokens"] - 128
+    assert usages[1]["input_tokens"] + usages[1]["cache_read_input_tokens"] == usages[0]["input_tokens"]
+
+
 def test_echo_with_logprobs_over_several_prefill_chunks(stack):
     body = {"prompt": [5] * 700, "echo": True, "logprobs": 1, "max_tokens": 0}
     logprobs = stack.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]

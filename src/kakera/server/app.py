@@ -20,6 +20,7 @@ from kakera.server.errors import Refusals, error_body, install_handlers
 from kakera.server.health import EngineWatch, health_routes
 from kakera.server.messages import messages_routes
 from kakera.server.model import ServedModel
+from kakera.server.responses import responses_routes
 from kakera.server.service import Service
 from kakera.server.sse import CLIENT_CLOSED_REQUEST, ClientLeft
 from kakera.server.text_routes import text_routes
@@ -58,6 +59,7 @@ def create_app(
         chat_routes(service),
         completion_routes(service),
         messages_routes(service),
+        responses_routes(service),
         text_routes(service),
         health_routes(watch),
     ):

@@ -28,7 +28,7 @@ class Service:
     model: ServedModel
     watch: EngineWatch
     metrics: Metrics = field(default_factory=Metrics)
-    _seen_fields: set[str] = field(default_factory=set)
+    _noted: set[str] = field(default_factory=set)
     _generations: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
 
     def check_model(self, name: str | None) -> None:
@@ -44,9 +44,13 @@ class Service:
     def note_unknown_fields(self, body: Body) -> None:
         """Say once per name that a field has no effect."""
         for name in unknown_fields(body):
-            if name not in self._seen_fields and len(self._seen_fields) < MAX_NAMES:
-                self._seen_fields.add(name)
-                log.warning("request field %r is not known and has no effect", name[:100])
+            self.note(name, f"request field {name[:100]!r} is not known and has no effect")
+
+    def note(self, key: str, message: str) -> None:
+        """Log it once per key."""
+        if key not in self._noted and len(self._noted) < MAX_NAMES:
+            self._noted.add(key)
+            log.warning("%s", message)
 
     def generation(self, job: Job, request: Request) -> Generation:
         """From here on the generation's own record says how the request ended."""
