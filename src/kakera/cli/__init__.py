@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from kakera import __version__
-from kakera.cli import bench, chat, doctor, eval, info, plan, quantize, serve
+from kakera.cli import bench, chat, doctor, eval, info, plan, quantize, serve, service
 from kakera.errors import KakeraError
 
 app = typer.Typer(
@@ -28,6 +28,7 @@ app.command("plan")(plan.plan)
 app.command("quantize")(quantize.quantize)
 app.command("info")(info.info)
 app.command("doctor")(doctor.doctor)
+app.add_typer(service.app, name="service")
 app.add_typer(eval.app, name="eval")
 app.add_typer(bench.app, name="bench")
 

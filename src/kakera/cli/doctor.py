@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from kakera.cli.options import JsonOption
@@ -9,11 +11,14 @@ from kakera.cli.options import JsonOption
 SYMBOLS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "broken": ("BROKEN", "bold red")}
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(
+    as_json: JsonOption = False,
+    check: Annotated[bool, typer.Option("--check", help="Print only what is broken.")] = False,
+) -> None:
     """Check this machine. Exit status 1 if something is broken; every finding comes with its fix."""
     from kakera.cli.checks import run_checks
 
-    findings = run_checks()
+    findings = [finding for finding in run_checks() if finding.status == "broken" or not check]
     broken = any(finding.status == "broken" for finding in findings)
     if as_json:
         import json

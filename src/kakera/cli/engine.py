@@ -9,10 +9,27 @@ from kakera.cli.model import Model
 from kakera.plan.plan import Wishes
 
 if TYPE_CHECKING:
+    from kakera.plan.devices import Machine
+    from kakera.plan.plan import Plan
+    from kakera.plan.speed import Speed
     from kakera.run.engine import LocalEngine
     from kakera.server.model import ServedModel
+    from kakera.service.limits import Bounds
 
     Recipe = Callable[[], LocalEngine]
+
+
+def plan_for(model: Model, wishes: Wishes, machine: Machine) -> tuple[Plan, Speed]:
+    """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
+    from kakera.plan import weights
+    from kakera.plan.budget import make_plan
+    from kakera.plan.spec import ModelSpec
+    from kakera.plan.speed import predict
+
+    spec = ModelSpec.load(model.path)
+    sizes = weights.from_checkpoint(model.path, spec)
+    plan = make_plan(spec, wishes, machine, sizes)
+    return plan, predict(plan, machine, sizes)
 
 
 def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Recipe:
@@ -22,20 +39,34 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
 
         return ScriptedRecipe(model.path)
     from kakera.cli.last_plan import compare_with_last
-    from kakera.plan import weights
-    from kakera.plan.budget import cautions, make_plan
+    from kakera.plan.budget import cautions
     from kakera.plan.devices import resolve
-    from kakera.plan.spec import ModelSpec
     from kakera.plan.table import summary
     from kakera.run.recipe import EngineRecipe
 
-    spec = ModelSpec.load(model.path)
     machine = resolve(wishes.gpus)
-    plan = make_plan(spec, wishes, machine, weights.from_checkpoint(model.path, spec))
+    plan, _ = plan_for(model, wishes, machine)
     say(summary(plan))
     for caution in (*cautions(plan, machine), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan)
+
+
+def stall_limit_for(model: Model, wishes: Wishes, machine: Machine) -> float:
+    """Seconds without progress after which the engine hangs."""
+    from kakera.service.limits import STALL_LEAST, stall_seconds
+
+    return STALL_LEAST if model.scripted else stall_seconds(*plan_for(model, wishes, machine))
+
+
+def bounds_for(model: Model, wishes: Wishes) -> Bounds:
+    """Seconds and bytes of a service with this model. Raises PlanRefused."""
+    from kakera.plan.devices import resolve
+    from kakera.service.limits import SCRIPTED_BOUNDS, bounds, file_bytes
+
+    if model.scripted:
+        return SCRIPTED_BOUNDS
+    return bounds(*plan_for(model, wishes, resolve(wishes.gpus)), file_bytes(model.path))
 
 
 def served_model(model: Model, name: str | None = None) -> ServedModel:

@@ -20,6 +20,16 @@ ModelArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
+LEVELS = ("debug", "info", "warning", "error")
+# What serve takes and `service install` writes into the unit.
+HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
+PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")]
+KeyOption = Annotated[str | None, typer.Option("--api-key", help="Refuse requests without this key.")]
+NameOption = Annotated[str | None, typer.Option("--served-name", help="Model name that clients see.")]
+LevelOption = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
+DEFAULT_HOST, DEFAULT_PORT, DEFAULT_LEVEL = "127.0.0.1", 30000, "info"
+
+
 def _option(name: str, help: str, **more: Any) -> Any:
     return typer.Option(name, help=help, rich_help_panel=MEMORY, **more)
 

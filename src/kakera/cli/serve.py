@@ -2,52 +2,99 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakera.cli.options import ModelArgument, with_memory_options
+from kakera.cli.options import (
+    DEFAULT_HOST,
+    DEFAULT_LEVEL,
+    DEFAULT_PORT,
+    LEVELS,
+    HostOption,
+    KeyOption,
+    LevelOption,
+    ModelArgument,
+    NameOption,
+    PortOption,
+    with_memory_options,
+)
 from kakera.plan.plan import Wishes
 
-LEVELS = ("debug", "info", "warning", "error")
+if TYPE_CHECKING:
+    from kakera.plan.devices import Machine
+    from kakera.service.instance import Claim, Holder
 
 
 @with_memory_options
 def serve(
     model: ModelArgument = "mini",
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 30000,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="Refuse requests without this key.")] = None,
-    served_name: Annotated[str | None, typer.Option("--served-name", help="Model name that clients see.")] = None,
-    log_level: Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")] = "info",
+    host: HostOption = DEFAULT_HOST,
+    port: PortOption = DEFAULT_PORT,
+    api_key: KeyOption = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option("--api-key-file", help="The same, from a file: process lists show options.")
+    ] = None,
+    served_name: NameOption = None,
+    log_level: LevelOption = DEFAULT_LEVEL,
+    stall_limit: Annotated[
+        float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
+    ] = None,
     *,
     wishes: Wishes,
 ) -> None:
-    """Serve a model to OpenAI clients until interrupted. Exit status 70 if the engine dies."""
+    """Serve a model to OpenAI clients until interrupted. Exit status 70 if the engine dies or hangs."""
     import asyncio
+    import os
     import signal
 
-    from kakera.cli.engine import recipe_for, served_model
+    from kakera.cli.engine import recipe_for, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
-    from kakera.errors import UsageError
     from kakera.plan.devices import resolve
+    from kakera.service.instance import Holder
+    from kakera.service.notify import Notifier
+    from kakera.service.predecessor import device_bytes_used, wait_for
 
-    if log_level not in LEVELS:
-        raise UsageError(f"--log-level {log_level}: choose {', '.join(LEVELS)}")
-    check_port(host, port)
+    check_level(log_level)
+    key = read_key(api_key_file) if api_key_file else api_key
+    notifier = Notifier.from_environment()
     found = resolve_model(model)
+    machine = resolve(wishes.gpus)
+    name = served_name or found.name
+    claim = claim_for(machine, port, Holder(os.getpid(), f"{host}:{port}", name))
+    check_port(host, port)
+    if claim:
+        wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, served_name)
     recipe = recipe_for(found, wishes, say)
+    limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:
         from kakera.run.client import EngineClient
         from kakera.server.run import serve as serve_engine
+        from kakera.service.watchdog import attendant, first_token
 
-        engine = await EngineClient.start(recipe, bind_threads=resolve(wishes.gpus).kind == "cpu")
+        notifier.send(f"STATUS=loading {name}")
+        engine = await EngineClient.start(recipe, bind_threads=machine.kind == "cpu")
         try:
-            say(f"{offered.name} answers on http://{host}:{port}/v1")
-            return await serve_engine(engine, offered, host=host, port=port, api_key=api_key, log_level=log_level)
+            if claim:
+                claim.note_engine(engine.pid)
+            await first_token(engine)
+            answers = f"{offered.name} answers on http://{host}:{port}/v1"
+            say(answers)
+            return await serve_engine(
+                engine,
+                offered,
+                host=host,
+                port=port,
+                api_key=key,
+                log_level=log_level,
+                stall_seconds=limit,
+                attend=attendant(notifier, answers),
+            )
         finally:
+            notifier.send("STOPPING=1")
             await engine.close()
 
     # SIGTERM unwinds like Ctrl-C, so that the engine process is ended and waited for; both are an orderly end
@@ -56,7 +103,46 @@ def serve(
         status = asyncio.run(run())
     except KeyboardInterrupt:
         status = 0
+    if claim:
+        claim.close(orderly=status == 0)
     raise typer.Exit(status)
+
+
+def claim_for(machine: Machine, port: int, holder: Holder) -> Claim | None:
+    """Locks on the port and on the cards. Raises UsageError naming who holds them."""
+    import os
+
+    from kakera.cli.last_plan import state_directory
+    from kakera.service.instance import claim, resources
+
+    cards = len(machine.devices) if machine.kind == "cuda" else 0
+    try:
+        return claim(
+            resources(cards, port, os.environ.get("CUDA_VISIBLE_DEVICES")), holder, state_directory() / "locks"
+        )
+    except OSError as error:  # a read-only home must not keep a server from starting
+        say(f"warning: no lock in {state_directory()} ({error.strerror}), so a second server would not be noticed")
+        return None
+
+
+def check_level(log_level: str) -> None:
+    from kakera.errors import UsageError
+
+    if log_level not in LEVELS:
+        raise UsageError(f"--log-level {log_level}: choose {', '.join(LEVELS)}")
+
+
+def read_key(path: Path) -> str:
+    """Raises UsageError."""
+    from kakera.errors import UsageError
+
+    try:
+        key = path.read_text().strip()
+    except OSError as error:
+        raise UsageError(f"--api-key-file {path}: {error.strerror}") from None
+    if not key:
+        raise UsageError(f"--api-key-file {path}: the file is empty")
+    return key
 
 
 def check_port(host: str, port: int) -> None:

@@ -74,17 +74,17 @@ class EngineWatch:
     async def problem(self) -> str | None:
         """What is wrong, in words, or None."""
         try:
-            stats = await self.look()
+            await self.look()
         except EngineDied as error:
             return str(error)
         if self.stalled_for <= self.stall_seconds:
             return None
-        return self.stall_text(stats)
+        return self.stall_text()
 
-    def stall_text(self, stats: EngineStats) -> str:
+    def stall_text(self) -> str:
         return (
             f"the engine hangs: no step finished for {self.stalled_for:.0f} seconds (limit {self.stall_seconds:.0f}); "
-            f"its last report had {stats.running} running and {stats.waiting} waiting requests"
+            f"its last report had {self.last.running} running and {self.last.waiting} waiting requests"
         )
 
 

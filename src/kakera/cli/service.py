@@ -1,0 +1,173 @@
+"""kakera service: a systemd user service that starts the server at boot and again when it fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kakera.cli.options import (
+    DEFAULT_HOST,
+    DEFAULT_LEVEL,
+    DEFAULT_PORT,
+    MEMORY_OPTIONS,
+    HostOption,
+    KeyOption,
+    LevelOption,
+    ModelArgument,
+    NameOption,
+    PortOption,
+    with_memory_options,
+)
+from kakera.plan.plan import Wishes
+
+if TYPE_CHECKING:
+    from kakera.cli.model import Model
+    from kakera.service.unit import Facts
+
+app = typer.Typer(help="Run the server as a systemd user service.", no_args_is_help=True)
+CARRIED = ("CUDA_VISIBLE_DEVICES", "HF_HOME")  # a service has none of the shell's environment
+
+
+@app.command()
+@with_memory_options
+def install(
+    model: ModelArgument = "mini",
+    host: HostOption = DEFAULT_HOST,
+    port: PortOption = DEFAULT_PORT,
+    api_key: KeyOption = None,
+    served_name: NameOption = None,
+    log_level: LevelOption = DEFAULT_LEVEL,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """Write the unit from the plan, enable it and start it. Takes the options of `kakera serve`."""
+    from kakera.cli.model import resolve_model
+    from kakera.cli.serve import check_level
+    from kakera.service import systemd, wsl
+    from kakera.service.unit import unit_text
+
+    check_level(log_level)
+    windows = wsl.under_wsl()
+    if not dry_run:
+        systemd.require_systemd(wsl=windows)
+    found = resolve_model(model)
+    key_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if api_key else None
+    options = serve_options(found, model, host, port, key_file, served_name, log_level, wishes)
+    facts = facts_for(found, options, wishes)
+    text = unit_text(facts)
+    if windows:
+        for line in wsl.needs(facts.bounds.memory_max, systemd.BOOTED.is_dir()):
+            typer.echo(line, err=True)
+    if dry_run:
+        typer.echo(text, nl=False)
+        return
+    if key_file and api_key:
+        write_private(key_file, api_key + "\n")
+    write_private(systemd.unit_path(), text)
+    systemd.systemctl("daemon-reload")
+    systemd.systemctl("enable", systemd.UNIT)
+    systemd.systemctl("restart", "--no-block", systemd.UNIT)
+    if problem := systemd.linger_problem():
+        typer.echo(f"warning: {problem}", err=True)
+    typer.echo(f"{systemd.unit_path()} is enabled and starting; kakera service logs --follow shows how it goes")
+
+
+@app.command()
+def status() -> None:
+    """What systemd says about the service. Exit status 0 if it runs, 3 if not."""
+    from kakera.service import systemd
+
+    _require()
+    raise typer.Exit(systemd.show("systemctl", "--user", "status", "--no-pager", systemd.UNIT))
+
+
+@app.command()
+def logs(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new lines.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many of the last lines.")] = 100,
+) -> None:
+    """The service's lines in the journal."""
+    from kakera.service import systemd
+
+    _require()
+    more = ["--follow"] if follow else ["--no-pager"]
+    raise typer.Exit(systemd.show("journalctl", "--user", "--unit", systemd.UNIT, "--lines", str(lines), *more))
+
+
+@app.command()
+def uninstall() -> None:
+    """Stop the service and remove its unit. Models, cache and journal stay."""
+    from kakera.errors import KakeraError
+    from kakera.service import systemd
+
+    _require()
+    path = systemd.unit_path()
+    if not path.exists():
+        raise KakeraError(f"there is no {path}: nothing is installed")
+    systemd.systemctl("disable", "--now", systemd.UNIT)
+    path.unlink()
+    systemd.systemctl("daemon-reload")
+    typer.echo(f"{path} is removed")
+
+
+def serve_options(
+    found: Model,
+    asked: str,
+    host: str,
+    port: int,
+    key_file: Path | None,
+    served_name: str | None,
+    log_level: str,
+    wishes: Wishes,
+) -> tuple[str, ...]:
+    """The arguments of `kakera serve`: paths absolute, and only what was asked for, so that defaults may improve."""
+    path = found.path.resolve()
+    model = asked if asked == "mini" else f"scripted:{path}" if found.scripted else str(path)
+    given: dict[str, tuple[object, object]] = {
+        "host": (host, DEFAULT_HOST),
+        "port": (port, DEFAULT_PORT),
+        "api-key-file": (key_file, None),
+        "served-name": (served_name or found.name, path.name),  # a downloaded snapshot's directory is a number
+        "log-level": (log_level, DEFAULT_LEVEL),
+    }
+    for name, (_, default) in MEMORY_OPTIONS.items():
+        value = getattr(wishes, name)
+        given[name.replace("_", "-")] = (value, default)
+    if wishes.rotation:
+        given["rotation"] = (Path(wishes.rotation).resolve(), None)
+    words = [model]
+    for name, (value, default) in given.items():
+        if value != default:
+            words += [f"--{name}", str(value)]
+    return tuple(words)
+
+
+def facts_for(found: Model, options: tuple[str, ...], wishes: Wishes) -> Facts:
+    """Raises PlanRefused here rather than at every boot."""
+    from kakera.cli.engine import bounds_for
+    from kakera.service.unit import Facts
+
+    kakera = (sys.executable, "-m", "kakera.cli")
+    carried = tuple((name, os.environ[name]) for name in CARRIED if name in os.environ)
+    bounds = bounds_for(found, wishes)
+    return Facts(found.name, (*kakera, "serve", *options), (*kakera, "doctor", "--check"), bounds, carried)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Readable by its owner alone, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".new")
+    draft.touch(mode=0o600)
+    draft.write_text(text)
+    draft.replace(path)
+
+
+def _require() -> None:
+    from kakera.service import systemd, wsl
+
+    systemd.require_systemd(wsl=wsl.under_wsl())

@@ -1,0 +1,66 @@
+"""How long and how much: seconds that a hang is told by, seconds that a start may take, bytes that a service may hold.
+
+All follow from the plan. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from kakera.plan.plan import Plan
+from kakera.plan.speed import Speed
+
+STALL_LEAST = 30.0  # seconds; shorter ones are swapping, a busy neighbour, a disk that spins up
+STALL_STEPS = 10.0  # predicted steps; the prediction is an estimate, and off by a factor of 3 where it was measured
+COMPILE_SECONDS = 90.0  # on a GPU kernels are compiled when a shape first comes, in the middle of a step
+START_LEAST = 120.0  # seconds for doctor's checks, imports, allocation and the first token; 8 on two cores for `mini`
+DISK_BYTES = 100e6  # bytes per second of a slow disk
+FIRST_TOKEN_SECONDS = 300.0  # a GPU compiles what the first token needs
+HIGH_SHARE, MAX_SHARE = 1.15, 1.5  # of the planned host bytes
+HIGH_EXTRA, MAX_EXTRA = 512 * 2**20, 1024 * 2**20  # files that are read while loading count as the service's memory
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds and bytes of the unit."""
+
+    stall_seconds: float  # without progress, then the server ends itself
+    start_seconds: float  # until the first token
+    memory_high: int  # bytes; above, the kernel reclaims and slows down
+    memory_max: int  # bytes; above, the kernel kills
+
+
+SCRIPTED_BOUNDS = Bounds(STALL_LEAST, START_LEAST, HIGH_EXTRA, MAX_EXTRA)  # plays text back: no weights, no torch
+
+
+def step_seconds(plan: Plan, speed: Speed) -> float:
+    """The longest sound step: a whole chunk of prefill beside decoding at full context. Unknown cards count as 0."""
+    prefill = plan.chunk / speed.prefill if speed.prefill else 0.0
+    return prefill + (1 / speed.decode_full if speed.decode_full else 0.0)
+
+
+def stall_seconds(plan: Plan, speed: Speed) -> float:
+    compiling = COMPILE_SECONDS if plan.device == "cuda" else 0.0
+    return max(STALL_LEAST, STALL_STEPS * step_seconds(plan, speed)) + compiling
+
+
+def host_bytes(plan: Plan) -> int:
+    """What the plan takes of the host's memory; on a CPU that is all of it."""
+    return plan.total("host") + (plan.total("device") if plan.device == "cpu" else 0)
+
+
+def bounds(plan: Plan, speed: Speed, file_bytes: int) -> Bounds:
+    first = FIRST_TOKEN_SECONDS if plan.device == "cuda" else 0.0
+    planned = host_bytes(plan)
+    return Bounds(
+        stall_seconds=stall_seconds(plan, speed),
+        start_seconds=START_LEAST + file_bytes / DISK_BYTES + first,
+        memory_high=int(planned * HIGH_SHARE) + HIGH_EXTRA,
+        memory_max=int(planned * MAX_SHARE) + MAX_EXTRA,
+    )
+
+
+def file_bytes(directory: Path) -> int:
+    """Bytes of a model's weight files."""
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
