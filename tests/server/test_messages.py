@@ -225,6 +225,16 @@ def test_a_billing_line_that_changes_does_not_change_the_prompt(live, client, bl
     assert "You are an agent." in prompts[0] and "Rules: x-anthropic-version: 1" in prompts[0]
 
 
+def test_a_system_message_on_the_way_keeps_its_place_and_the_prefix(live, client):
+    history = [*USER, {"role": "assistant", "content": "Hello there."}]
+    ask(client, system="Be brief.", messages=[*history, {"role": "user", "content": "fox"}])
+    before = prompt(live)
+    late = [{"role": "system", "content": "The mode is now: plan."}, {"role": "user", "content": "fox"}]
+    ask(client, system="Be brief.", messages=[*history, *late])
+    assert prompt(live).startswith(before[: before.index("fox")])
+    assert "<system-reminder>\nThe mode is now: plan.\n</system-reminder>" in prompt(live)
+
+
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}
 

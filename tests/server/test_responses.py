@@ -214,6 +214,13 @@ def test_what_coding_agents_send_by_default_is_accepted(live):
     assert "You are an agent.\n\nRules." in prompt(live)
 
 
+def test_a_developer_message_on_the_way_keeps_its_place(live):
+    items = [{"role": role, "content": role} for role in ("developer", "user", "assistant", "developer", "user")]
+    ask(live, items, instructions="Be brief.")
+    text = prompt(live)
+    assert "Be brief.\n\ndeveloper" in text and "<system-reminder>\ndeveloper\n</system-reminder>" in text
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
