@@ -72,11 +72,14 @@ def serve(
 
     async def run() -> int:
         from kakera.run.client import EngineClient
+
+        notifier.send(f"STATUS=loading {name}")
+        starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=machine.kind == "cpu"))
+        await asyncio.sleep(0)  # the engine's process loads while this one imports the web server, a second's work
         from kakera.server.run import serve as serve_engine
         from kakera.service.watchdog import attendant, first_token
 
-        notifier.send(f"STATUS=loading {name}")
-        engine = await EngineClient.start(recipe, bind_threads=machine.kind == "cpu")
+        engine = await starting
         try:
             if claim:
                 claim.note_engine(engine.pid)
@@ -92,6 +95,7 @@ def serve(
                 log_level=log_level,
                 stall_seconds=limit,
                 attend=attendant(notifier, answers),
+                plan=recipe.plan,
             )
         finally:
             notifier.send("STOPPING=1")

@@ -1,0 +1,162 @@
+"""The unit by its properties, `systemd-analyze verify` where there is one, and the advice around it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from kakera.cli import app
+from kakera.cli.model import resolve_model
+from kakera.cli.service import serve_options
+from kakera.errors import UsageError
+from kakera.plan.plan import Wishes
+from kakera.service import systemd, wsl
+from kakera.service.limits import SCRIPTED_BOUNDS, Bounds
+from kakera.service.unit import Facts, quoted, unit_text
+
+BOUNDS = Bounds(stall_seconds=45.5, start_seconds=300, memory_high=2 * 10**9, memory_max=3 * 10**9)
+FACTS = Facts("mini", (sys.executable, "serve", "mini"), (sys.executable, "doctor", "--check"), BOUNDS)
+
+
+def settings_of(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if re.match(r"[A-Z]\w+=", line)]
+    assert len({line.partition("=")[0] for line in lines}) == len(lines), "a setting twice"
+    return dict(line.split("=", 1) for line in lines)
+
+
+@given(
+    st.builds(
+        Bounds,
+        stall_seconds=st.floats(30, 1e4),
+        start_seconds=st.floats(60, 1e4),
+        memory_high=st.integers(10**8, 10**11),
+        memory_max=st.integers(10**8, 10**11),
+    )
+)
+@settings(max_examples=30)
+def test_times_of_the_unit_leave_room_for_each_other(bounds: Bounds) -> None:
+    unit = settings_of(unit_text(Facts("m", ("/bin/true",), ("/bin/true",), bounds)))
+    start, interval = int(unit["TimeoutStartSec"]), int(unit["StartLimitIntervalSec"])
+    assert int(unit["WatchdogSec"]) >= bounds.stall_seconds + 20, "the server's own watchdog speaks first"
+    assert interval >= int(unit["StartLimitBurst"]) * (start + int(unit["RestartSec"])), "slow failures must count too"
+    assert (unit["Type"], unit["Restart"], unit["OOMPolicy"]) == ("notify", "on-failure", "stop")
+    assert int(unit["MemoryHigh"]) == bounds.memory_high and int(unit["MemoryMax"]) == bounds.memory_max
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), max_size=20))
+@settings(max_examples=100)
+def test_a_quoted_word_reads_back(word: str) -> None:
+    assert [part.replace("%%", "%") for part in shlex.split(quoted(word))] == [word]
+
+
+def test_a_word_that_would_end_the_line_is_refused() -> None:
+    with pytest.raises(UsageError, match="unit file can not hold"):
+        unit_text(Facts("m", ("/bin/true", "a\nExecStart=/bin/false"), ("/bin/true",), BOUNDS))
+
+
+def verify(unit: Path) -> tuple[int, str]:
+    """Status, and complaints about this unit; others of the machine may have their own."""
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(unit.parent)}
+    command = ["systemd-analyze", "verify", "--user", str(unit)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, "\n".join(line for line in done.stderr.splitlines() if unit.stem in line)
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    program = tmp_path / "a place" / "python"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    serve = (str(program), "serve", "/models/100 % \"good\" $HOME; 'x' \\ #", "--port", "31000")
+    facts = Facts(
+        "100 %", serve, (str(program), "doctor"), BOUNDS, (("CUDA_VISIBLE_DEVICES", "1"), ("HF_HOME", "/a b"))
+    )
+    unit = tmp_path / "kakera-test.service"
+    unit.write_text(unit_text(facts))
+    status, complaints = verify(unit)
+    assert status == 0 and not complaints
+    unit.write_text(unit_text(facts).replace("WatchdogSec=75", "WatchdogSec=soon"))
+    assert "Failed to parse sec value" in verify(unit)[1], "verify would find a mistake"
+
+
+def test_dry_run_prints_the_unit_and_changes_nothing(tiny_model: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.chdir(tiny_model.parent)
+    options = ["--gpus", "cpu", "--context", "1024", "--port", "31000", "--api-key", "secret"]
+    done = CliRunner().invoke(app, ["service", "install", tiny_model.name, *options, "--dry-run"])
+    assert done.exit_code == 0, done.output
+    unit = settings_of(done.stdout)
+    words = shlex.split(unit["ExecStart"])
+    assert words[:5] == [":" + sys.executable, "-m", "kakera.cli", "serve", str(tiny_model.resolve())]
+    for option, value in (("--port", "31000"), ("--context", "1024"), ("--gpus", "cpu")):
+        assert words[words.index(option) + 1] == value
+    assert "--host" not in words and "--chunk" not in words, "defaults are not frozen"
+    assert "secret" not in done.stdout and words[words.index("--api-key-file") + 1].endswith("kakera/api-key")
+    assert unit["ExecStartPre"].endswith("doctor --check") and unit["Environment"] == "CUDA_VISIBLE_DEVICES=1"
+    assert 10**8 < int(unit["MemoryHigh"]) < int(unit["MemoryMax"])
+    assert not (tmp_path / "config").exists()
+
+
+def test_a_plan_that_is_refused_installs_nothing(tiny_model: Path) -> None:
+    asked = ["service", "install", str(tiny_model), "--gpus", "cpu", "--host-cache", "900TB", "--dry-run"]
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code and "ExecStart" not in done.stdout and type(done.exception).__name__ == "PlanRefused"
+
+
+def test_options_of_a_service_are_options_of_serve(tmp_path: Path) -> None:
+    script = tmp_path / "x.json"
+    script.write_text("{}")
+    name = f"scripted:{script}"
+    wishes = Wishes("cpu", 1024, 2, 64, "bf16", 16, 128, "rotation.bin", "fp16", 10**6)
+    key = Path("/k")
+    words = serve_options(resolve_model(name), name, "0.0.0.0", 1, key, "n", "debug", wishes)
+    known = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
+    given_options = [word for word in words if word.startswith("--")]
+    assert len(given_options) == 15 and all(option in known for option in given_options)
+    assert words[0] == f"scripted:{script.resolve()}" and Path(words[words.index("--rotation") + 1]).is_absolute()
+
+
+@pytest.mark.parametrize("verb", [["install"], ["status"], ["logs"], ["uninstall"]])
+def test_without_systemd_every_verb_says_what_to_do_instead(verb: list[str], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(systemd, "BOOTED", tmp_path / "none")
+    monkeypatch.setattr(systemd.require_systemd, "__defaults__", (tmp_path / "none", False))
+    done = CliRunner().invoke(app, ["service", *verb])
+    assert isinstance(done.exception, systemd.NoSystemd) and done.exception.exit_status == 1
+    text = str(done.exception)
+    assert "systemd does not run here" in text and "docs/operating.md" in text and "\n" not in text
+
+
+def test_what_windows_has_to_be_told(tmp_path: Path) -> None:
+    version = tmp_path / "version"
+    version.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@x)")
+    assert wsl.under_wsl(version) and not wsl.under_wsl(tmp_path / "none")
+    version.write_text("Linux version 6.8.0-generic")
+    assert not wsl.under_wsl(version)
+    lines = "\n".join(wsl.needs(10 * 10**9, systemd=False))
+    for needed in ("systemd=true", "memory=12GB", "vmIdleTimeout=-1", "Prefer No Sysmem Fallback"):
+        assert needed in lines
+    assert "systemd=true" not in "\n".join(wsl.needs(10**9, systemd=True))
+    with pytest.raises(systemd.NoSystemd, match=r"wsl\.conf"):
+        systemd.require_systemd(tmp_path / "none", wsl=True)
+
+
+def test_lingering_that_is_not_permitted_is_said(tmp_path: Path) -> None:
+    def denied(words, **_):
+        return subprocess.CompletedProcess(words, 1, "", "Could not enable linger: Access denied\n")
+
+    problem = systemd.linger_problem(denied)
+    assert problem and "Access denied" in problem and "sudo loginctl enable-linger" in problem
+    assert systemd.linger_problem(lambda words, **_: subprocess.CompletedProcess(words, 0, "", "")) is None
+    assert SCRIPTED_BOUNDS.stall_seconds == 30
