@@ -10,6 +10,8 @@ import torch
 
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
+from kakera.constrain.compiler import Compiler
+from kakera.constrain.output import Outputs
 from kakera.errors import UsageError
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
@@ -21,6 +23,7 @@ from kakera.run.runner import TorchRunner
 from kakera.run.store import STATE_DTYPES, CheckpointShape
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
+from kakera.text.tokenizer import Tokenizer
 
 COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # 16-bit matmul is far slower on AVX2 machines
 
@@ -46,7 +49,8 @@ def build_engine(
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], dtype, device)
-    return LocalEngine(scheduler_for(plan), TorchRunner(model, kv, states, shape))
+    outputs = Outputs(Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos))
+    return LocalEngine(scheduler_for(plan), TorchRunner(model, kv, states, shape, outputs))
 
 
 def scheduler_for(plan: Plan) -> Scheduler:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from kakera.constrain.output import Outputs
 from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
@@ -44,11 +45,12 @@ class _Staged:
 
 
 class TorchRunner:
-    def __init__(self, model: HybridModel, kv: KVCache, states: StatePool, shape: CheckpointShape):
+    def __init__(self, model: HybridModel, kv: KVCache, states: StatePool, shape: CheckpointShape, outputs: Outputs):
         self.model = model
         self.kv = kv
         self.states = states
         self.shape = shape
+        self.outputs = outputs
         self.store = HostStore()
 
     @torch.inference_mode()
@@ -117,29 +119,32 @@ class TorchRunner:
         )
         return batch, staged
 
-    def _sample(self, rows: list[Row], logits_RV: Tensor | None) -> dict[str, tuple[int, TokenLogprob | None] | str]:
-        """Request id -> (token, logprob), or the error text if this row alone can not be sampled."""
-        chosen: dict[str, tuple[int, TokenLogprob | None] | str] = {}
+    def _sample(self, rows: list[Row], logits_RV: Tensor | None) -> dict[str, RowResult]:
+        """Request id -> its token, or the error text if this row alone can not be sampled."""
         if logits_RV is None:
-            return chosen
-        for i, row in enumerate(rows):
-            try:
-                chosen[row.request_id] = sample_rows([row], logits_RV[i : i + 1])[0]
-            except Exception as error:  # one request's wishes must not end the others
-                chosen[row.request_id] = f"sampling failed: {error}"
-        return chosen
+            return {}
+        return {row.request_id: self._sample_row(row, logits_RV[i : i + 1]) for i, row in enumerate(rows)}
 
-    def _result(self, row: Row, hidden_NH: Tensor, chosen: tuple[int, TokenLogprob | None] | str | None) -> RowResult:
-        if isinstance(chosen, str):
-            return RowResult(row.request_id, error=chosen)
+    def _sample_row(self, row: Row, logits_1V: Tensor) -> RowResult:
+        """A row whose grammar can not say what it allows fails; nothing is ever sampled without its mask."""
+        try:
+            allowed = self.outputs.allowed(row)
+            if allowed is None:
+                return RowResult(row.request_id, complete=True)
+            token, logprob = sample_rows([row], logits_1V, [allowed])[0]
+            complete = self.outputs.took(row, token)
+        except Exception as error:  # one request's wishes must not end the others
+            return RowResult(row.request_id, error=f"sampling failed: {error}")
+        return RowResult(row.request_id, (token,), (logprob,) if logprob else (), complete=complete)
+
+    def _result(self, row: Row, hidden_NH: Tensor, chosen: RowResult | None) -> RowResult:
+        if chosen is not None and chosen.error:
+            return chosen
         try:
             prompt = self._prompt_logprobs(row, hidden_NH)
         except Exception as error:
             return RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
-        if chosen is None:
-            return RowResult(row.request_id, prompt_logprobs=prompt)
-        token, logprob = chosen
-        return RowResult(row.request_id, (token,), (logprob,) if logprob else (), prompt)
+        return replace(chosen or RowResult(row.request_id), prompt_logprobs=prompt)
 
     def _prompt_logprobs(self, row: Row, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
         """Row i of the segment predicts prompt token start + i + 1."""

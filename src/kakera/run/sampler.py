@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kakera.constrain.output import ANYTHING, Allowed
 from kakera.schedule.request import Sampling, TokenLogprob
 from kakera.schedule.step import Row
 
@@ -28,22 +29,27 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def sample_rows(rows: Sequence[Row], logits_RV: Tensor) -> list[tuple[int, TokenLogprob | None]]:
-    """Choose a token for each row.
+def sample_rows(
+    rows: Sequence[Row], logits_RV: Tensor, allowed: Sequence[Allowed] | None = None
+) -> list[tuple[int, TokenLogprob | None]]:
+    """Choose a token for each row, among those that `allowed` (one entry a row) lets it have.
 
     logits_RV: float32 [rows, vocabulary]. Returns (token, its log-probability if the request asked) per row; raises
     ValueError for a row whose logits are not finite, so the caller should pass rows that it may fail together.
     """
     greedy = logits_RV.argmax(-1).tolist()
-    return [_sample_row(row, logits_RV[i], greedy[i]) for i, row in enumerate(rows)]
+    allowed = allowed or [ANYTHING] * len(rows)
+    return [_sample_row(row, logits_RV[i], greedy[i], allowed[i]) for i, row in enumerate(rows)]
 
 
-def _sample_row(row: Row, logits_V: Tensor, greedy: int) -> tuple[int, TokenLogprob | None]:
+def _sample_row(row: Row, logits_V: Tensor, greedy: int, allowed: Allowed) -> tuple[int, TokenLogprob | None]:
     sampling = row.sampling
     if not math.isfinite(float(logits_V[greedy])):
         raise ValueError("the model produced logits that are not finite")
-    adjusted_V = _adjust(row, logits_V)
-    if sampling.temperature == 0.0:
+    adjusted_V = _adjust(row, logits_V, allowed)
+    if allowed.forced is not None:
+        token = allowed.forced
+    elif sampling.temperature == 0.0:
         token = greedy if adjusted_V is logits_V else int(adjusted_V.argmax())
     else:
         token = _draw(sampling, adjusted_V, position=len(row.context))
@@ -51,13 +57,14 @@ def _sample_row(row: Row, logits_V: Tensor, greedy: int) -> tuple[int, TokenLogp
     return token, None if wanted is None else logprob_of(logits_V, token, wanted)
 
 
-def _adjust(row: Row, logits_V: Tensor) -> Tensor:
-    """Penalties, bias and the minimum length. Returns `logits_V` itself if nothing applies."""
+def _adjust(row: Row, logits_V: Tensor, allowed: Allowed) -> Tensor:
+    """Penalties, bias, the minimum length, and what a grammar allows. Returns `logits_V` itself if nothing applies."""
     s = row.sampling
     output = row.context[row.prompt_tokens :]
     banned = [t for t in s.stop_token_ids if 0 <= t < len(logits_V)] if len(output) < s.min_tokens else []
+    banned += allowed.banned
     penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
-    if not (penalised or s.logit_bias or banned):
+    if not (penalised or s.logit_bias or banned or allowed.bits is not None):
         return logits_V
     out_V = logits_V.clone()
     if s.repetition_penalty != 1.0:
@@ -73,7 +80,16 @@ def _adjust(row: Row, logits_V: Tensor) -> Tensor:
         out_V[token] += bias
     if banned:
         out_V[torch.tensor(banned, device=out_V.device)] = -math.inf
+    if allowed.bits is not None:  # last: no bias brings a token back
+        out_V.masked_fill_(~_mask(allowed.bits, out_V), -math.inf)
     return out_V
+
+
+def _mask(bits: bytes, like_V: Tensor) -> Tensor:
+    """Packed bits, least significant first, as bool [vocabulary]."""
+    packed_B = torch.frombuffer(bytearray(bits), dtype=torch.uint8).to(like_V.device)  # 31 KB for 248,320 tokens
+    places_8 = torch.arange(8, dtype=torch.uint8, device=like_V.device)
+    return ((packed_B[:, None] >> places_8) & 1).bool().flatten()[: len(like_V)]
 
 
 def _draw(sampling: Sampling, logits_V: Tensor, position: int) -> int:

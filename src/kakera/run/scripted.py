@@ -15,6 +15,9 @@ never reach over a piece's border. A number is a token id. {"bytes": hex} is one
 bytes, otherwise one token a byte: that is how half a character is written. Control tokens may be spelled
 ("<|im_end|>"). After its stream a request gets the end token for ever.
 
+A script keeps to a thinking budget (a forced token takes the place of the script's) and does not look at grammars that
+only bind calls which the model may leave out. Where a request demands a grammar, a script that breaks it fails.
+
 A request takes the first stream whose `match` its prompt contains, else the streams without `match` in turn.
 """
 
@@ -24,7 +27,7 @@ import json
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,8 @@ from typing import Any
 import kakera
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
+from kakera.constrain.compiler import Compiler, GrammarFailed
+from kakera.constrain.output import Outputs
 from kakera.errors import CheckpointError
 from kakera.run.engine import LocalEngine
 from kakera.run.interface import PROBE
@@ -97,6 +102,7 @@ class ScriptedRunner:
         self._matching = [stream for stream in script.streams if stream.match is not None]
         self._turns = cycle([s for s in script.streams if s.match is None] or [Stream(())])
         self._chosen: OrderedDict[str, Stream] = OrderedDict()
+        self._outputs = Outputs(Compiler(lambda: script.tokenizer, script.tokenizer.vocab))
 
     def execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
@@ -109,9 +115,29 @@ class ScriptedRunner:
             return RowResult(row.request_id, prompt_logprobs=prompt)
         stream, played = self._stream_of(row).tokens, len(row.context) - row.prompt_tokens
         token = stream[played] if played < len(stream) else self._end
+        try:
+            chosen, complete = self._constrained(row, token)
+        except GrammarFailed as error:
+            return RowResult(row.request_id, error=f"the script does not follow the request's grammar: {error}")
+        if chosen is None:
+            return RowResult(row.request_id, complete=True)
         wanted = row.sampling.logprobs
-        logprobs = () if wanted is None else (_certain(token, wanted),)
-        return RowResult(row.request_id, (token,), logprobs, prompt)
+        logprobs = () if wanted is None else (_certain(chosen, wanted),)
+        return RowResult(row.request_id, (chosen,), logprobs, prompt, complete=complete)
+
+    def _constrained(self, row: Row, token: int) -> tuple[int | None, bool]:
+        """The token to play, None if the answer was complete before it, and whether it is complete with it."""
+        constraint = row.sampling.constraint
+        if constraint is not None and not constraint.required:
+            row = replace(row, sampling=replace(row.sampling, constraint=None))
+        allowed = self._outputs.allowed(row)
+        if allowed is None:
+            return None, True
+        if allowed.forced is not None:
+            token = allowed.forced
+        elif not allowed.permits(token):
+            raise GrammarFailed(f"token {token}, {self._tokenizer.token_bytes(token)!r}, is not allowed here")
+        return token, self._outputs.took(row, token)
 
     def _stream_of(self, row: Row) -> Stream:
         if row.request_id.startswith(PROBE):
@@ -137,6 +163,10 @@ class ScriptedRecipe:
     """A picklable build function for the engine process: the real scheduler around a script. Needs no torch."""
 
     path: Path
+
+    @property
+    def plan(self) -> None:
+        """A script has no weights and no states, so there is nothing to plan."""
 
     def __call__(self) -> LocalEngine:
         script = Script.load(self.path)

@@ -8,6 +8,7 @@ from kakera.cache.checkpoints import Kind
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match
 from kakera.cache.tree import page_keys
+from kakera.schedule.loops import LoopGuard
 from kakera.schedule.request import Active, FinishReason, Request, TokenLogprob, Usage
 from kakera.schedule.step import PAGE, Row, RowResult
 

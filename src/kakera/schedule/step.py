@@ -118,13 +118,17 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class RowResult:
-    """What one row yielded. `tokens` is empty unless the row samples. `error` fails this request only."""
+    """What one row yielded. `tokens` is empty unless the row samples. `error` fails this request only.
+
+    `complete`: the request's constraint lets nothing follow behind `tokens`, all of which are shown.
+    """
 
     request_id: str
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str = ""
+    complete: bool = False
 
 
 @dataclass(frozen=True)
