@@ -145,8 +145,8 @@ def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Stream, rotation: Rotation 
                 turn_k, turn_v = (frame.dense()[layer, kv_head].double() for frame in (rotation.k, rotation.v))
                 centre_k, centre_v = (frame.centre_LKD[layer, kv_head].double() for frame in (rotation.k, rotation.v))
             q, k, v = q @ turn_k, (k - centre_k) @ turn_k, (v - centre_v) @ turn_v
-            fine_k, coarse_k = _two_precisions(fmt, k, 0.75)
-            fine_v, coarse_v = _two_precisions(fmt, v, 1)
+            fine_k, coarse_k = _two_precisions(fmt, k)
+            fine_v, coarse_v = _two_precisions(fmt, v)
             logits = torch.where(exact, q @ fine_k.T, q @ coarse_k.T) / spec.head_dim**0.5
             p = logits.masked_fill(key > query, float("-inf")).softmax(-1)
             mixed = (p * exact) @ fine_v + (p * ~exact) @ coarse_v
@@ -154,16 +154,16 @@ def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Stream, rotation: Rotation 
     return out
 
 
-def _two_precisions(fmt: KvFormat, x: Tensor, stretch: float) -> tuple[Tensor, Tensor]:
+def _two_precisions(fmt: KvFormat, x: Tensor) -> tuple[Tensor, Tensor]:
     if fmt.codec == "fp32":
         return x, x
     fine = x.float().bfloat16()
     if fmt.codec == "bf16":
         return fine.double(), fine.double()
-    return fine.double(), reference_int2(fine.double(), stretch, fmt.group)
+    return fine.double(), reference_int2(fine.double(), fmt.group)
 
 
-def reference_int2(x: Tensor, stretch: float, group: int) -> Tensor:
+def reference_int2(x: Tensor, group: int) -> Tensor:
     """The 2-bit quantiser written from its definition in float64: rows x [N, D], one group after the other."""
     out = torch.empty_like(x)
     for start in range(0, x.shape[-1], group):
@@ -174,8 +174,8 @@ def reference_int2(x: Tensor, stretch: float, group: int) -> Tensor:
         slope = (away * (part - mean)).sum(-1, keepdim=True) / away.square().sum(-1, keepdim=True)
         levels, step, low = _nearest(part, slope, mean - slope * levels.mean(-1, keepdim=True))
         full = part.square().sum(-1, keepdim=True) / (part * (levels * step + low)).sum(-1, keepdim=True)
-        factor = 1 + stretch * (full.clamp(0.8, 1.25) - 1)
-        out[:, start : start + group] = levels * (factor * step).half().double() + (factor * low).half().double()
+        stretch = full.clamp(0.8, 1.25)
+        out[:, start : start + group] = levels * (stretch * step).half().double() + (stretch * low).half().double()
     return out
 
 

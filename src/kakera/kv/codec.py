@@ -15,9 +15,6 @@ WINDOW_DTYPE = torch.bfloat16  # of the sink, the window and every key and value
 LEVELS = 4
 GAUSSIAN_STEP = 0.9957  # in standard deviations: the four equidistant levels of least error (Max, 1960)
 FP16_MAX = 65504.0
-# A least-squares row is 12 % too short beside 16-bit rows. Values need their full length; a key's noise already adds to
-# the softmax what the last quarter would. KLD at the answers of 24 prompts of 1K: .0034 so, .0080 with 1 and 1.
-STRETCH_K, STRETCH_V = 0.75, 1.0
 MOST_STRETCH = 1.25  # a Gaussian group takes 1.13; where one outlier makes the fit poor, more would only add noise
 TINY = 1e-30  # the product of a row with itself is nothing only if the row is
 SMALLEST_SCALE = 2.0**-24  # the smallest positive fp16: a group of equal values must not divide by zero
@@ -32,13 +29,13 @@ class Int2Rows(NamedTuple):
     minimum: Tensor
 
 
-def encode(x: Tensor, stretch: Tensor, group: int) -> Int2Rows:
-    """Code rows x [..., D] in groups of `group` consecutive dims; stretch is [..., 1], or broadcasts to that.
+def encode(x: Tensor, group: int) -> Int2Rows:
+    """Code rows x [..., D] in groups of `group` consecutive dims. Values outside the fp16 range are clamped to it.
 
     The grid that suits a Gaussian with the group's mean and deviation gives first codes, least squares over them the
-    grid of the final ones. What is stored is that grid stretched: by 1, until decoded . x = x . x. Values outside the
-    fp16 range are clamped to it. Sums of bf16 values and products are exact in float64: neither their order nor the
-    shape of x can change a code.
+    grid of the final ones. What is stored is that grid stretched until decoded . x = x . x: least squares leaves a row
+    12 % short, and its logits and its part of an output small beside those of 16-bit rows. Sums of bf16 values and
+    products are exact in float64: neither their order nor the shape of x can change a code.
     """
     x = torch.unflatten(x.float().clamp(-FP16_MAX, FP16_MAX), -1, (-1, group))
     sum_x, sum_xx = _sum(x), _sum(x * x)
@@ -52,9 +49,8 @@ def encode(x: Tensor, stretch: Tensor, group: int) -> Int2Rows:
     levels, scale, minimum = _round(x, scale, mean - scale * sum_l / group)
 
     overlap = scale * _sum(levels * x) + minimum * sum_x
-    full = ((sum_xx + TINY) / (overlap + TINY)).clamp(1 / MOST_STRETCH, MOST_STRETCH)
-    factor = 1 + stretch.unsqueeze(-1) * (full - 1)
-    scale, minimum = ((factor * p).clamp(-FP16_MAX, FP16_MAX).half().squeeze(-1) for p in (scale, minimum))
+    stretch = ((sum_xx + TINY) / (overlap + TINY)).clamp(1 / MOST_STRETCH, MOST_STRETCH)
+    scale, minimum = ((stretch * p).clamp(-FP16_MAX, FP16_MAX).half().squeeze(-1) for p in (scale, minimum))
     return Int2Rows(pack(levels.flatten(-2)), scale, minimum)
 
 

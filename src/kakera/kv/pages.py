@@ -96,7 +96,6 @@ class Int2Pool:
 
     def __init__(self, spec: ModelSpec, group: int, pages: int, piece_pages: int, device: torch.device):
         self._group = group
-        self._stretch_2 = torch.tensor([codec.STRETCH_K, codec.STRETCH_V], device=device)
         layers, heads, dim = len(spec.full_layers), spec.kv_heads, spec.head_dim
         codes = (layers, pages, 2, heads, PAGE_TOKENS, dim // 4)
         parameters = (
@@ -129,8 +128,7 @@ class Int2Pool:
 
     def _encode(self, kv_B2: Tensor) -> tuple[Tensor, Tensor]:
         """Codes [B, 2, ..., D / 4] and parameters [B, 2, ..., 2, groups] of kv [B, 2, ..., D]."""
-        stretch_2 = self._stretch_2.view(2, *(1,) * (kv_B2.dim() - 2))
-        rows = codec.encode(kv_B2, stretch_2, self._group)
+        rows = codec.encode(kv_B2, self._group)
         return rows.codes, torch.stack((rows.scale, rows.minimum), -2)
 
     def read(self, layer: int, ids: Tensor) -> Tensor:
