@@ -1,0 +1,36 @@
+# docker build -t kakera .                          for CPUs
+# docker build -t kakera-gpu --build-arg DEVICE=gpu .     for NVIDIA GPUs (run with --gpus all; needs the host's driver)
+# docker run --init -p 127.0.0.1:30000:30000 --stop-timeout 30 --restart on-failure kakera
+ARG DEVICE=cpu
+
+FROM python:3.12-slim AS base
+ENV PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN useradd --create-home --uid 1000 kakera
+WORKDIR /build
+
+# The CPU build of torch is about 200 MB; the default one brings gigabytes of CUDA libraries.
+FROM base AS torch-cpu
+ENV EXTRAS=""
+RUN pip install 'torch>=2.9' --index-url https://download.pytorch.org/whl/cpu
+
+# Triton compiles a launcher with the system's compiler when a kernel is first used.
+FROM base AS torch-gpu
+ENV EXTRAS="[gpu]" NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+RUN pip install 'torch>=2.9'
+
+FROM torch-${DEVICE}
+COPY pyproject.toml README.md LICENSE ./
+COPY src ./src
+RUN pip install ".${EXTRAS}" && rm -rf /build/*
+
+USER kakera
+WORKDIR /home/kakera
+# Downloaded models and what a restart wants to know; a volume here survives upgrades of the image.
+RUN mkdir -p .cache/huggingface .local/state
+EXPOSE 30000
+# Health is progress of the engine. A server whose engine hangs ends itself, so a restart policy is all it needs.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=10m --retries=3 \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
+ENTRYPOINT ["kakera"]
+CMD ["serve", "mini", "--host", "0.0.0.0"]
