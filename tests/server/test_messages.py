@@ -83,6 +83,7 @@ def test_an_answer_and_its_usage(live, client):
     assert [block.text for block in message.content] == ["Hello there."]
     assert (message.stop_reason, message.role, message.model) == ("end_turn", "assistant", "mini")
     assert message.id.startswith("msg_")
+    assert client.messages.create(model="default", max_tokens=5, messages=USER).model == "default"
     usage = message.usage
     assert usage.cache_read_input_tokens == 7 and usage.cache_creation_input_tokens == 0
     assert usage.input_tokens + 7 == len(live.engine.requests[-1].tokens) and usage.output_tokens > 1

@@ -18,7 +18,6 @@ from kakera.server.errors import ANTHROPIC_ROUTE, anthropic_body, describe
 from kakera.server.generate import Delta, Generation
 from kakera.server.messages_input import NAMES, messages_chat
 from kakera.server.messages_schema import CountBody, MessagesBody
-from kakera.server.model import ServedModel
 from kakera.server.service import Service
 from kakera.server.sse import StreamStyle, event, open_stream, unless_disconnected
 
@@ -35,7 +34,8 @@ def messages_routes(service: Service) -> APIRouter:
         service.note_unknown_fields(body)
         job = await dialect_job(messages_chat(body), service, "msg", NAMES)
         cut = job.sampling.max_tokens < body.max_tokens
-        reply = MessagesReply(service.generation(job, request), service.model, cut)
+        # Agents drop the thinking of answers by another model than they asked for, so an alias is kept.
+        reply = MessagesReply(service.generation(job, request), body.model or service.model.name, cut)
         if body.stream:
             return await open_stream(request, reply.stream(), STYLE)
         return JSONResponse(await unless_disconnected(request, reply.whole()))
@@ -53,7 +53,7 @@ def messages_routes(service: Service) -> APIRouter:
 class MessagesReply:
     """A generation as a message, whole or in events. `cut`: the context leaves less room than was asked for."""
 
-    def __init__(self, generation: Generation, model: ServedModel, cut: bool):
+    def __init__(self, generation: Generation, model: str, cut: bool):
         self._generation = generation
         self._model = model
         self._cut = cut
@@ -84,7 +84,7 @@ class MessagesReply:
             "id": self._generation.job.id,
             "type": "message",
             "role": "assistant",
-            "model": self._model.name,
+            "model": self._model,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

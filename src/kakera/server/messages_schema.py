@@ -50,6 +50,7 @@ class CountBody(Body):
     thinking: Thinking | None = None
     output_config: dict[str, Any] | None = None
     cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
 
 
 class MessagesBody(CountBody):

@@ -126,7 +126,7 @@ class ResponsesReply:
             "object": "response",
             "created_at": self._created,
             "status": status,
-            "model": self._model.name,
+            "model": body.model or self._model.name,
             "output": [],
             "error": None,
             "incomplete_details": None,

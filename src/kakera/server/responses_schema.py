@@ -49,6 +49,7 @@ class ResponsesBody(Body):
     stream: bool | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
+    client_metadata: dict[str, Any] | None = None
     user: str | None = None
     include: list[str] | None = None
     prompt_cache_key: str | None = None
