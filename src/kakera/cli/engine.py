@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from kakera.cli.model import Model
 from kakera.plan.plan import Wishes
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from kakera.server.model import ServedModel
     from kakera.service.limits import Bounds
 
-    Recipe = Callable[[], LocalEngine]
+    class Recipe(Protocol):
+        """A picklable build function. `plan` is None if there is no memory to plan."""
+
+        @property
+        def plan(self) -> Plan | None: ...
+
+        def __call__(self) -> LocalEngine: ...
 
 
 def plan_for(model: Model, wishes: Wishes, machine: Machine) -> tuple[Plan, Speed]:
@@ -33,7 +39,7 @@ def plan_for(model: Model, wishes: Wishes, machine: Machine) -> tuple[Plan, Spee
 
 
 def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Recipe:
-    """A picklable build function. `say` gets the plan's sum and its warnings, one line each. Raises PlanRefused."""
+    """How to build the engine. `say` gets the plan's sum and its warnings, one line each. Raises PlanRefused."""
     if model.scripted:
         from kakera.run.scripted import ScriptedRecipe
 

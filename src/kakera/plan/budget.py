@@ -184,13 +184,13 @@ class _Budget:
             if self.on_cpu
             else "as stored" + (f", 1/{ranks} of it" if ranks > 1 else "")
         )
-        rows = [PlanRow("weights", "device", self.weights.on_device(self.machine.kind, ranks), form)]
+        rows = [PlanRow("weights", "device", self.weights.on_device(self.machine.kind, ranks), form, "load")]
         if live:
             note = f"{self.slots} x {live / 1e6:.1f} MB, fp32 live state + conv columns"
-            rows.append(PlanRow("recurrent states", "device", self.slots * live, note))
+            rows.append(PlanRow("recurrent states", "device", self.slots * live, note, "slots"))
         if window:
             note = f"{self.slots} x {window / 1e6:.1f} MB, {self.kv.ring_pages} ring pages + 1 sink page in 16 bit"
-            rows.append(PlanRow("KV windows and sinks", "device", self.slots * window, note))
+            rows.append(PlanRow("KV windows and sinks", "device", self.slots * window, note, "slots"))
         rows.append(PlanRow("activations and scratch", "device", scratch, f"chunk {self.chunk}, any context"))
         if self.on_cpu:
             return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in CPU_OVERHEADS))
@@ -228,15 +228,14 @@ class _Budget:
 
     def _page_rows(self, context: int, least: int, more: int) -> tuple[PlanRow, ...]:
         each = f"{self.kv.codec}, {self.kv.token_bytes(self.spec) / self.ranks / 1024:.2f} KiB a token"
-        one = PlanRow(
-            "KV pages, one full request", "device", least * self.page, f"{least} pages, {context} tokens, {each}"
-        )
+        what = f"{least} pages, {context} tokens, {each}"
+        one = PlanRow("KV pages, one full request", "device", least * self.page, what, "pages")
         note = f"{more} pages from half of the memory left over, {(least + more) / least:.1f} full requests in all"
-        return (one, PlanRow("KV pages, further", "device", more * self.page, note)) if more else (one,)
+        return (one, PlanRow("KV pages, further", "device", more * self.page, note, "pages")) if more else (one,)
 
     def _cache_row(self, cache: int) -> PlanRow:
         note = f"room for {cache // self.checkpoint} checkpoints of {self.checkpoint / 1e6:.1f} MB, or demoted pages"
-        return PlanRow("prefix cache store", "host", cache, note)
+        return PlanRow("prefix cache store", "host", cache, note, "cache")
 
     def _plan(self, context: int, pages: int, cache: int, rows: tuple[PlanRow, ...]) -> Plan:
         return Plan(

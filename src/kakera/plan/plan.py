@@ -10,6 +10,7 @@ from kakera.plan.spec import ModelSpec
 
 StateDtype = Literal["fp32", "fp16"]
 Place = Literal["device", "host"]
+Meter = Literal["load", "slots", "pages", "cache"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,17 @@ class Wishes:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One line of the memory table: what it is, where it lives, bytes per device (or of the host), and why so many."""
+    """One line of the memory table: what it is, where it lives, bytes per device (or of the host), and why so many.
+
+    `meter` says what fills it while serving: all of it at load, the running requests' slots, the pages in use, or what
+    the prefix cache keeps on the host. None: nobody counts it.
+    """
 
     name: str
     place: Place
     bytes: int
     note: str = ""
+    meter: Meter | None = None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakera import __version__
+from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
 from kakera.server.chat import chat_routes
 from kakera.server.completions import completion_routes
@@ -20,9 +21,12 @@ from kakera.server.errors import Refusals, error_body, install_handlers
 from kakera.server.health import EngineWatch, health_routes
 from kakera.server.messages import messages_routes
 from kakera.server.model import ServedModel
+from kakera.server.page_routes import PATHS, page_routes
 from kakera.server.responses import responses_routes
+from kakera.server.router_routes import router_routes
 from kakera.server.service import Service
 from kakera.server.sse import CLIENT_CLOSED_REQUEST, ClientLeft
+from kakera.server.status import status_routes
 from kakera.server.text_routes import text_routes
 
 BODY_LIMIT = 32 * 1024 * 1024  # bytes; 262,144 tokens are about 1 MB of text
@@ -32,11 +36,13 @@ def create_app(
     engine: AsyncEngine,
     model: ServedModel,
     *,
+    plan: Plan | None = None,
     watch: EngineWatch | None = None,
     api_key: str | None = None,
     body_limit: int = BODY_LIMIT,
 ) -> FastAPI:
-    """`watch` may carry what to do when the engine dies. With `api_key`, all but /health and /metrics need it."""
+    """`plan` is what the page compares memory with. `watch` may carry what to do when the engine dies. With `api_key`,
+    all but /health, /metrics and the page's files need it."""
     watch = watch or EngineWatch(engine)
     service = Service(engine, model, watch)
     refusals = Refusals(service.metrics)
@@ -62,12 +68,15 @@ def create_app(
         responses_routes(service),
         text_routes(service),
         health_routes(watch),
+        router_routes(service, plan),
+        status_routes(service, plan),
+        page_routes(),
     ):
         app.include_router(router)
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text = service.metrics.render(await watch.look())
+        text = service.metrics.render(await watch.look(), model.name)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_middleware(BodyLimit, limit=body_limit, refusals=refusals)
@@ -79,7 +88,7 @@ def create_app(
 class ApiKey:
     """Bearer token or x-api-key."""
 
-    OPEN_PATHS = ("/health", "/metrics")
+    OPEN_PATHS = ("/health", "/metrics", *PATHS)
 
     def __init__(self, app: ASGIApp, key: str, refusals: Refusals):
         self._app, self._refusals = app, refusals

@@ -1,18 +1,32 @@
-"""Prometheus metrics: what requests did, and the engine's own figures read at scrape time."""
+"""Prometheus metrics: what requests did, and the engine's own figures read at scrape time. docs/metrics.md has a
+line for each. Labels take few values, all from our source: no ids, no texts, no paths that a client made up."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import time
+from collections import deque
+from collections.abc import Iterable
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from kakera import __version__
 from kakera.schedule.request import EngineStats
+from kakera.schedule.step import PAGE
+from kakera.server.router_metrics import known_to_routers
 
 # A cached turn answers in tens of milliseconds, a cold 200K-token prompt in minutes.
 TTFT_BUCKETS = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300)
 INTER_TOKEN_BUCKETS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2)
+REQUEST_BUCKETS = (0.1, 0.3, 1, 3, 10, 30, 60, 180, 600, 1800)
+QUEUE_BUCKETS = (0.01, 0.1, 0.5, 1, 5, 10, 30, 60, 300)
+PROMPT_BUCKETS = (64, 256, 1024, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+GENERATED_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 GAUGES = (
     ("running", "requests that generate or prefill"),
     ("waiting", "requests in the queue"),
-    ("pages_free", "KV pages of 64 tokens without an owner"),
+    ("pages_free", "KV pages of 64 tokens that a request can have now, those with a cached prefix included"),
+    ("pages_cached", "KV pages of 64 tokens that hold a reusable prefix and no request uses"),
     ("pages_total", "KV pages of 64 tokens"),
     ("slots_free", "slots for running requests without an owner"),
     ("slots_total", "slots for running requests"),
@@ -20,35 +34,75 @@ GAUGES = (
     ("host_bytes_total", "bytes of the host cache"),
     ("steps", "engine steps since the start"),
 )
+RECENT = 50
 
 
 class Metrics:
-    """One registry per app, so that two apps in one process do not collide."""
+    """One registry per app, so that two apps in one process do not collide. `recent`: the last finished requests."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "kakera_requests", "requests that ended, by how", ["route", "finish_reason"], registry=registry
-        )
-        self.prompt_tokens = Counter("kakera_prompt_tokens", "prompt tokens of finished requests", registry=registry)
-        self.cached_tokens = Counter("kakera_cached_tokens", "prompt tokens taken from the cache", registry=registry)
-        self.generated_tokens = Counter("kakera_generated_tokens", "tokens generated", registry=registry)
-        self.misses = Counter(
-            "kakera_cache_misses", "finished requests by why not more was cached", ["reason"], registry=registry
-        )
-        self.ttft = Histogram(
-            "kakera_time_to_first_token_seconds", "receipt to first token", buckets=TTFT_BUCKETS, registry=registry
-        )
-        self.inter_token = Histogram(
-            "kakera_inter_token_seconds", "between tokens of a choice", buckets=INTER_TOKEN_BUCKETS, registry=registry
-        )
-        self._gauges = {name: Gauge(f"kakera_{name}", text, registry=registry) for name, text in GAUGES}
-        self._engine = Gauge("kakera_engine_counter", "what the engine counts, by name", ["name"], registry=registry)
+        self.began = time.monotonic()
+        self.generated = 0  # tokens, as the counter has them
+        self.recent: deque[dict[str, object]] = deque(maxlen=RECENT)
 
-    def render(self, stats: EngineStats) -> bytes:
-        """The exposition text with the engine's figures as of now."""
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"kakera_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"kakera_{name}", text, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "requests that ended, by how", "route", "finish_reason")
+        self.refused = counter("refused", "requests that were refused or failed, by error code", "code")
+        self.aborted = counter("aborted", "requests whose client left before the end")
+        self.prompt_tokens = counter("prompt_tokens", "prompt tokens of finished requests")
+        self.cached_tokens = counter("cached_tokens", "prompt tokens taken from the cache")
+        self.generated_tokens = counter("generated_tokens", "tokens generated, counted as they come")
+        self.misses = counter("cache_misses", "finished requests by why not more was cached", "reason")
+        self.ttft = histogram("time_to_first_token_seconds", "receipt to first token", TTFT_BUCKETS)
+        self.inter_token = histogram("inter_token_seconds", "between tokens of a choice", INTER_TOKEN_BUCKETS)
+        self.request_seconds = histogram(
+            "request_seconds", "receipt to the end, clients that left too", REQUEST_BUCKETS
+        )
+        self.queue_seconds = histogram("queue_seconds", "receipt to a slot, finished requests", QUEUE_BUCKETS)
+        self.prompt_sizes = histogram("request_prompt_tokens", "prompt tokens of a request", PROMPT_BUCKETS)
+        self.answer_sizes = histogram("request_generated_tokens", "tokens generated by a request", GENERATED_BUCKETS)
+        self._gauges = {name: Gauge(f"kakera_{name}", text, registry=registry) for name, text in GAUGES}
+        self._used = Gauge("kakera_pages_used", "KV pages of 64 tokens that running requests hold", registry=registry)
+        self._usage = Gauge("kakera_kv_usage_ratio", "pages_used / pages_total, 0 to 1", registry=registry)
+        self._host = Gauge("kakera_host_cache_bytes", "bytes of the host cache by kind", ["kind"], registry=registry)
+        self._idle = Gauge("kakera_seconds_since_step", "since the engine last finished a step", registry=registry)
+        self._engine = Gauge("kakera_engine_counter", "what the engine counts, by name", ["name"], registry=registry)
+        self._info = Gauge("kakera_info", "1; the labels tell what runs", ["version", "model"], registry=registry)
+
+    def count_generated(self, tokens: int) -> None:
+        self.generated_tokens.inc(tokens)
+        self.generated += tokens
+
+    def render(self, stats: EngineStats, model: str) -> bytes:
+        """The exposition text with the engine's figures as of now, then the same under the names that routers read."""
         for name, gauge in self._gauges.items():
             gauge.set(getattr(stats, name))
+        self._used.set(stats.pages_total - stats.pages_free)
+        self._usage.set(1 - stats.pages_free / stats.pages_total if stats.pages_total else 0)
+        for kind, count in stats.host_bytes.items():
+            self._host.labels(kind).set(count)
+        self._idle.set(max(0.0, time.monotonic() - stats.last_step_at) if stats.last_step_at else 0)
         for name, value in stats.counters.items():
             self._engine.labels(name).set(value)
-        return generate_latest(self.registry)
+        self._info.labels(__version__, model).set(1)
+        return generate_latest(self.registry) + generate_latest(_Families(self._for_routers(stats, model)))
+
+    def _for_routers(self, stats: EngineStats, model: str) -> Iterable[Metric]:
+        return known_to_routers(self.registry.collect(), model, block_size=PAGE, blocks=stats.pages_total)
+
+
+class _Families(CollectorRegistry):
+    """What `generate_latest` takes: something that collects."""
+
+    def __init__(self, families: Iterable[Metric]):
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families

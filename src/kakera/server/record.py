@@ -19,6 +19,7 @@ request_log = logging.getLogger("kakera.requests")
 def record_refusal(metrics: Metrics, route: str, status: int, code: str, param: str | None) -> None:
     """A request that was refused before it became a generation: one count and one log line, which no text enters."""
     metrics.requests.labels(route, code).inc()
+    metrics.refused.labels(code).inc()
     request_log.info(json.dumps({"route": route, "status": status, "param": param, "finish": code}))
 
 
@@ -45,6 +46,7 @@ class RequestRecord:
             self.metrics.inter_token.observe((now - last) / count)
         self._last_token[choice] = now
         self.generated += count
+        self.metrics.count_generated(count)
 
     def choice_ended(self, reason: str) -> None:
         self.reasons.append(reason)
@@ -55,20 +57,30 @@ class RequestRecord:
     def failed(self, error: Exception | None) -> None:
         """`error` is None if the client left."""
         reason = "abort" if error is None else error.code if isinstance(error, RequestRefused) else "error"
+        if error is None:
+            self.metrics.aborted.inc()
+        else:
+            self.metrics.refused.labels(reason).inc()
         self._end(reason, [])
 
     def _end(self, reason: str, usages: list[Usage]) -> None:
         cached = min((usage.cached_tokens for usage in usages), default=0)
         miss = usages[0].miss_reason if usages else ""
         if usages:  # the end token counts too, though it is never sent
-            self.generated = sum(usage.completion_tokens for usage in usages)
+            known, self.generated = self.generated, sum(usage.completion_tokens for usage in usages)
+            self.metrics.count_generated(max(0, self.generated - known))
         self.metrics.requests.labels(self.route, reason).inc()
-        self.metrics.generated_tokens.inc(self.generated)
+        self.metrics.request_seconds.observe(time.monotonic() - self.began)
+        self.metrics.prompt_sizes.observe(self.prompt_tokens)
+        self.metrics.answer_sizes.observe(self.generated)
         if usages:
+            self.metrics.queue_seconds.observe(usages[0].queue_seconds)
             self.metrics.prompt_tokens.inc(self.prompt_tokens)
             self.metrics.cached_tokens.inc(cached)
             self.metrics.misses.labels(WHERE.sub("", miss) or "none").inc()
-        request_log.info(json.dumps(self._line(reason, cached, miss, usages)))
+        line = self._line(reason, cached, miss, usages)
+        self.metrics.recent.append({"at": time.time(), **line})
+        request_log.info(json.dumps(line))
 
     def _line(self, reason: str, cached: int, miss: str, usages: list[Usage]) -> dict[str, object]:
         now = time.monotonic()

@@ -10,6 +10,7 @@ from socket import socket
 import uvicorn
 
 from kakera.errors import EngineDied
+from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
 from kakera.server.app import create_app
 from kakera.server.health import STALL_SECONDS, EngineWatch
@@ -61,6 +62,7 @@ async def serve(
     log_level: str = "info",
     stall_seconds: float = STALL_SECONDS,
     attend: Attendant = unattended,
+    plan: Plan | None = None,
 ) -> int:
     """Returns the exit status: 0 after SIGINT or SIGTERM, 70 if the engine died or was given up.
 
@@ -81,7 +83,7 @@ async def serve(
             watch.give_up(error)
 
     watch = EngineWatch(engine, on_death=stop, stall_seconds=stall_seconds)
-    app = create_app(engine, model, watch=watch, api_key=api_key)
+    app = create_app(engine, model, plan=plan, watch=watch, api_key=api_key)
     config = uvicorn.Config(
         app,
         host=host,

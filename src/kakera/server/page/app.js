@@ -1,0 +1,85 @@
+// The page: asks for the key if there is one, polls the status once a second, and hands it to the parts.
+
+import { Rates, showActive, showFinished, showTiles } from "./activity.js";
+import { Chat } from "./chat.js";
+import { by, draw, duration, el, setText } from "./dom.js";
+import { showMemory } from "./memory.js";
+import { showPower } from "./power.js";
+
+const POLL_MILLISECONDS = 1000;
+const KEY = "kakera-key"; // in sessionStorage: this tab only
+const rates = new Rates();
+let chat = null;
+
+function ask(path, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = { ...options.headers, ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  return fetch(path, { ...options, headers, credentials: "omit" });
+}
+
+function link(state, text) {
+  by("link").dataset.state = state;
+  setText(by("link"), text);
+}
+
+function show(status) {
+  by("board").hidden = false;
+  by("key-form").hidden = true;
+  document.title = `kakera · ${status.model}`;
+  setText(by("model"), status.model);
+  setText(by("about"), `${status.about}; kakera ${status.version}`);
+  link("ok", `up ${duration(status.uptime_seconds)}`);
+  const counted = rates.add(status.clock_seconds, { generated: status.generated_tokens, prefilled: status.engine.counters.prefilled_tokens });
+  showTiles(status, counted);
+  draw(by("memory"), status.memory, (place) => showMemory(place, status));
+  draw(by("active"), status.active, showActive);
+  draw(by("finished"), status.finished, showFinished);
+  showPower(status);
+  draw(by("warnings"), status.warnings, (place) => showWarnings(place, status));
+  chat ??= new Chat(ask);
+}
+
+function showWarnings(place, status) {
+  const over = status.memory.some((memory) => memory.state === "over");
+  place.replaceChildren(...status.warnings.map((line) => el("p", { class: over ? "notice over" : "notice" }, line)));
+}
+
+function askForKey() {
+  const wrong = sessionStorage.getItem(KEY) !== null;
+  sessionStorage.removeItem(KEY);
+  by("board").hidden = true;
+  by("key-form").hidden = false;
+  setText(by("key-error"), wrong ? "The server does not take this key." : "");
+  link("wait", "waiting for the key");
+  by("key").focus();
+}
+
+/** One look at the server; false if it wants a key first. */
+async function look() {
+  try {
+    const response = await ask("/v1/kakera/status");
+    if (response.status === 401) {
+      askForKey();
+      return false;
+    }
+    if (!response.ok) throw new Error(`the server answered ${response.status}`);
+    show(await response.json());
+  } catch (error) {
+    link("lost", "no connection");
+    console.debug(error);
+  }
+  return true;
+}
+
+async function poll() {
+  if (!document.hidden && !(await look())) return;
+  setTimeout(poll, POLL_MILLISECONDS);
+}
+
+by("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, by("key").value);
+  by("key").value = "";
+  poll();
+});
+poll();

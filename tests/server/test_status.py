@@ -1,0 +1,130 @@
+"""The status document, the memory map and the page's files, without a browser."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+from live_server import MINI
+
+from kakera.plan import weights
+from kakera.plan.budget import make_plan
+from kakera.plan.devices import Device, Machine
+from kakera.plan.plan import Plan, Wishes
+from kakera.plan.spec import ModelSpec
+from kakera.schedule.request import EngineStats
+from kakera.server.memory_map import bars
+from kakera.server.page_routes import DIRECTORY
+from kakera.server.sensors import CardReading, Reading, Sensors
+
+GB = 10**9
+
+
+def plan_of(*devices: Device, kind: str = "cuda") -> Plan:
+    spec = ModelSpec.load(MINI)
+    machine = Machine(kind, devices, 32 * GB, 0)
+    return make_plan(spec, Wishes(context=8192), machine, weights.from_checkpoint(MINI, spec))
+
+
+def stats_of(plan: Plan, used: int = 0, cached: int = 0, running: int = 0, host: int = 0) -> EngineStats:
+    stats = EngineStats(running=running, pages_free=plan.pages - used, pages_cached=cached, pages_total=plan.pages)
+    return replace(stats, slots_free=plan.slots - running, slots_total=plan.slots, host_bytes_used=host)
+
+
+def card(used: int) -> CardReading:
+    return CardReading("card", 12 * GB, used, 100.0, 250.0, 60, 90)
+
+
+def used_of(bar) -> dict:
+    return {row.name: used for row, used in bar.rows}
+
+
+def test_every_row_of_the_plan_stands_beside_what_fills_it():
+    plan = plan_of(Device("card", 12 * GB))
+    pages = {row.name: row.bytes for row in plan.rows if row.meter == "pages"}
+    full = pages["KV pages, one full request"] // plan.page_bytes
+    stats = stats_of(plan, used=full + 3, cached=5, running=2, host=77)
+    gpu, host = bars(plan, stats, Reading(32 * GB, GB, 0, (card(GB),)))
+    assert {row for row, _ in gpu.rows + host.rows} == set(plan.rows)
+    used = used_of(gpu)
+    assert used["weights"] > 0 and used["activations and scratch"] is None
+    assert used["KV pages, one full request"] == full * plan.page_bytes
+    assert used["KV pages, further"] == 8 * plan.page_bytes
+    states = next(row for row in plan.rows if row.name == "recurrent states")
+    assert used["recurrent states"] == states.bytes * 2 // plan.slots
+    assert used_of(host)["prefix cache store"] == 77
+
+
+def test_a_cpu_has_one_memory_with_all_rows():
+    plan = plan_of(Device("cpu", 32 * GB), kind="cpu")
+    (bar,) = bars(plan, stats_of(plan), Reading(32 * GB, GB, 0))
+    assert len(bar.rows) == len(plan.rows)
+
+
+def test_a_full_pool_fills_its_rows_to_the_byte():
+    plan = plan_of(Device("card", 12 * GB))
+    gpu, _ = bars(plan, stats_of(plan, used=plan.pages), Reading(32 * GB, GB, 0))
+    assert all(used == row.bytes for row, used in gpu.rows if row.meter == "pages")
+
+
+@pytest.mark.parametrize(("free", "state"), [(5.0, "ok"), (1.2, "near"), (0.9, "over")])
+def test_the_cliff_is_announced(free, state):
+    plan = plan_of(Device("card", 12 * GB))
+    kept = bars(plan, stats_of(plan), Reading(32 * GB, GB, 0))[0].margin
+    gpu, host = bars(plan, stats_of(plan), Reading(32 * GB, GB, 0, (card(int(12 * GB - free * kept)),)))
+    assert (gpu.state, host.state) == (state, "ok")
+    assert (gpu.warning is None) == (state == "ok")
+    if state == "over":
+        assert "must stay free" not in gpu.warning and "--context" in gpu.warning
+
+
+def test_a_card_that_does_not_tell_its_power_is_still_read(monkeypatch):
+    def refuse(handle):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    memory = SimpleNamespace(total=12 * GB, used=3 * GB)
+    for name, answer in {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetName": lambda handle: b"some card",
+        "nvmlDeviceGetMemoryInfo": lambda handle: memory,
+        "nvmlDeviceGetPowerUsage": refuse,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 250_000,
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=40),
+        "nvmlDeviceGetTemperature": lambda handle, kind: 55,
+    }.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    reading = Sensors(cards=2).read()
+    assert reading.cards == (CardReading("some card", 12 * GB, 3 * GB, None, 250.0, 55, 40),) * 2
+    assert reading.resident > 0 and reading.host_bytes > reading.host_used > 0
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: refuse(0))
+    assert Sensors(cards=1).read().cards == ()
+
+
+def test_the_status_has_figures_and_no_text(live):
+    secret = "the plum is in the icebox"
+    live.chat(secret)
+    status = live.http.get("/v1/kakera/status")
+    assert secret not in status.text and "Hello" not in status.text
+    found = status.json()
+    last = found["finished"][0]
+    assert (last["cached"], last["miss"], last["finish"]) == (7, "cold", "stop")
+    assert found["model"] == "mini" and found["generated_tokens"] > 0 and found["resident_bytes"] > 0
+    assert found["memory"] == [] and found["active"] == []
+
+
+def test_the_page_comes_with_a_strict_policy_and_from_here_alone(live):
+    page = live.http.get("/")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    for path in re.findall(r'(?:href|src)="(/[^"]*)"', page.text):
+        assert live.http.get(path).status_code == 200, path
+    for file in DIRECTORY.iterdir():
+        assert live.http.get(f"/page/{file.name}").status_code == 200
+        text = file.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert "://" not in text, f"{file.name} names another place"
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\bstyle=|\bon\w+=\"", text), file.name
+    assert live.http.get("/page/../app.py").status_code == 404
