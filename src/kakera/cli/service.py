@@ -132,7 +132,8 @@ def serve_options(
         "host": (host, DEFAULT_HOST),
         "port": (port, DEFAULT_PORT),
         "api-key-file": (key_file, None),
-        "served-name": (served_name or found.name, path.name),  # a downloaded snapshot's directory is a number
+        # the directory of a downloaded snapshot is a number, which nobody wants to see as a model's name
+        "served-name": (served_name or found.name, path.stem if found.scripted else path.name),
         "log-level": (log_level, DEFAULT_LEVEL),
     }
     for name, (_, default) in MEMORY_OPTIONS.items():
