@@ -11,6 +11,7 @@ from kakera.errors import EngineDied, RequestRefused
 from kakera.run.interface import EngineLimits
 from kakera.run.scripted import Script, ScriptedRunner
 from kakera.schedule.request import (
+    Active,
     EngineStats,
     Event,
     Finished,
@@ -75,7 +76,17 @@ class FakeEngine:
 
     async def stats(self) -> EngineStats:
         self._check()
-        return EngineStats(running=len(self.open), waiting=self.waiting, steps=self.steps, counters={"evictions": 3.0})
+        return EngineStats(
+            running=len(self.open),
+            waiting=self.waiting,
+            steps=self.steps,
+            counters={"evictions": 3.0},
+            active=tuple(self._halfway(request) for request in self.requests if request.id in self.open),
+        )
+
+    def _halfway(self, request: Request) -> Active:
+        count = len(request.tokens)
+        return Active(request.id, count, CACHED, count // 2, count, 0, seconds=1.0, decode_seconds=0.0)
 
     async def _run(self, request: Request) -> AsyncIterator[Event]:
         sampling, output = request.sampling, []
@@ -85,8 +96,15 @@ class FakeEngine:
             result = await self._step(request, output)
             if result.prompt_logprobs:
                 yield PromptLogprobs(request.id, result.prompt_logprobs)
+            if result.error:
+                usage = Usage(len(request.tokens), 0, len(output))
+                yield Finished(request.id, "error", usage, None, result.error, "engine_error")
+                return
             output += result.tokens
             yield Tokens(request.id, result.tokens, result.logprobs)
+            if result.complete:
+                reason = "stop"
+                break
             if result.tokens[0] in sampling.stop_token_ids and len(output) > sampling.min_tokens:
                 reason, stop_token = "stop", result.tokens[0]
                 break

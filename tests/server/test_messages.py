@@ -27,6 +27,7 @@ TEXTS = [
     {"match": "fox", "pieces": ["The quick br", "own", " f", "ox", " jumps"]},
     {"match": "ponder", "text": "I should greet.\n</think>\n\nHello!"},
     {"match": "letters", "pieces": list("Let me see.\n</think>\n\nLook.\n\n" + CALLS)},
+    {"match": "obey", "text": CALLS[: CALLS.index("</tool_call>") + len("</tool_call>")]},  # nothing else is allowed
     {"match": "call", "text": "Look.\n\n" + CALLS},
     {"match": "slow", "text": "word " * 2000, "delay_ms": 5},
     {"text": "Hello there."},
@@ -175,7 +176,8 @@ def test_a_conversation_with_results_and_thinking_is_replayed(live, client):
 )
 def test_tool_choices(live, client, choice, shown):
     name = {"name": "weather"} if choice == "tool" else {}
-    ask(client, "call", tools=TOOLS, tool_choice={"type": choice, **name})
+    message = ask(client, "obey", tools=TOOLS, tool_choice={"type": choice, **name})
+    assert (message.stop_reason == "tool_use") == shown
     assert ("Tells the weather" in prompt(live)) == shown
 
 

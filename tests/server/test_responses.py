@@ -178,7 +178,8 @@ def test_a_limit_makes_the_response_incomplete(live):
 
 @pytest.mark.parametrize("choice", ["none", "auto", "required", {"type": "function", "name": "weather"}])
 def test_tool_choices(live, choice):
-    response = ask(live, "call", tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False)
+    response = ask(live, "obey", tools=[WEATHER], tool_choice=choice, parallel_tool_calls=False)
+    assert [item.type for item in response.output] == ["message" if choice == "none" else "function_call"]
     assert ("Tells the weather" in prompt(live)) == (choice != "none")
     assert response.parallel_tool_calls is False and response.tools[0].name == "weather"
 

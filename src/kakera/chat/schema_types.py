@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 Schema = dict[str, Any]
+DEEPEST_REF = 8  # a $ref may lead to itself
 PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
@@ -20,10 +21,9 @@ PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 
 def declared_types(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
     """Names of the JSON types that the schema allows; empty if it does not say."""
-    if depth > 8 or not isinstance(schema, dict):  # a $ref that leads to itself
+    schema = resolve(schema, root)
+    if depth > DEEPEST_REF:
         return frozenset()
-    if isinstance(ref := schema.get("$ref"), str):
-        return declared_types(_resolve(ref, root), root, depth + 1)
     kind = schema.get("type")
     if isinstance(kind, str):
         return frozenset([kind])
@@ -65,8 +65,10 @@ def _parse(text: str) -> Any:
     if text.lower() in _WORDS:  # models write Python's True and None as well
         return _WORDS[text.lower()]
     try:
-        return json.loads(text, parse_constant=lambda _: _UNREADABLE)
-    except ValueError:
+        value = json.loads(text, parse_constant=lambda _: _UNREADABLE)
+        json.dumps(value, allow_nan=False)  # 1e999 is read as infinity, which is not JSON
+        return value
+    except (ValueError, TypeError, RecursionError):
         pass
     if text[:1] not in ("[", "{"):
         return _UNREADABLE
@@ -78,8 +80,14 @@ def _parse(text: str) -> Any:
     return value
 
 
-def _resolve(ref: str, root: Schema) -> Schema:
-    node: Any = root
-    for key in ref.removeprefix("#/").split("/"):
-        node = node.get(key) if isinstance(node, dict) else None
-    return node if isinstance(node, dict) else {}
+def resolve(schema: Any, root: Schema) -> Schema:
+    """The schema that a $ref stands for, or itself; empty for what is none."""
+    for _ in range(DEEPEST_REF):
+        if not isinstance(schema, dict):
+            return {}
+        if not isinstance(ref := schema.get("$ref"), str):
+            return schema
+        schema = root
+        for key in ref.removeprefix("#/").split("/"):
+            schema = schema.get(key) if isinstance(schema, dict) else None
+    return {}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kakera.errors import RequestRefused
 from kakera.text.stops import partial_suffix
 
 OPEN, CLOSE, CALL = "<think>", "</think>", "<tool_call>"
@@ -23,10 +24,35 @@ class Part:
     text: str
 
 
-def thinking_switch(template_kwargs: dict[str, Any], reasoning_effort: str | None) -> dict[str, Any]:
+# Reasoning tokens that an effort stands for; None is no limit. Twice the effort is four times the tokens.
+EFFORTS: dict[str, int | None] = {
+    "none": 0, "minimal": 256, "low": 1024, "medium": 4096, "high": 16384, "xhigh": None, "max": None,
+}  # fmt: skip
+
+
+def thinking_budget(wish: int | None, template_kwargs: dict[str, Any], effort: str | None) -> int | None:
+    """Tokens that the reasoning may take; None is no limit. A number wins over an effort.
+
+    Raises RequestRefused for a budget among the template's variables that is no whole number.
+    """
+    if wish is None:
+        wish = template_kwargs.get("thinking_budget")
+    if wish is None:
+        return EFFORTS[effort] if effort is not None else None
+    if isinstance(wish, bool) or not isinstance(wish, int) or wish < 0:
+        raise RequestRefused(
+            f"thinking_budget is {wish!r}; give a number of tokens", param="chat_template_kwargs.thinking_budget"
+        )
+    return wish
+
+
+def thinking_switch(
+    template_kwargs: dict[str, Any], reasoning_effort: str | None, budget: int | None = None
+) -> dict[str, Any]:
     """The template's variables with `enable_thinking` as a real boolean, if the request says anything about it.
 
-    Clients send false, "false" and reasoning_effort "none"; a template only understands the first.
+    Clients send false, "false", reasoning_effort "none" and a thinking budget of 0; a template only understands the
+    first.
     """
     variables = dict(template_kwargs)
     wish = variables.get("enable_thinking")
@@ -38,6 +64,8 @@ def thinking_switch(template_kwargs: dict[str, Any], reasoning_effort: str | Non
         variables.setdefault("reasoning_effort", reasoning_effort)
         if reasoning_effort == "none":
             variables.setdefault("enable_thinking", False)
+    if (variables.get("thinking_budget") if budget is None else budget) == 0:
+        variables.setdefault("enable_thinking", False)
     return variables
 
 

@@ -12,6 +12,11 @@ from kakera.text.tokenizer import Tokenizer
 LOGPROB_FLOOR = -9999.0  # JSON has no -inf; clients expect a finite number
 
 
+def chat_usage(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
+    """Reasoning tokens are among the completion tokens."""
+    return {**usage_object(usage), "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+
+
 def usage_object(usage: Usage) -> dict[str, Any]:
     return {
         "prompt_tokens": usage.prompt_tokens,

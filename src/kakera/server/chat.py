@@ -17,7 +17,8 @@ from kakera.chat.thinking import thinking_switch
 from kakera.chat.tools import CallDelta, select_tools
 from kakera.errors import RequestRefused
 from kakera.schedule.request import TokenLogprob
-from kakera.server.answers import chat_logprobs, usage_object
+from kakera.server.answers import chat_logprobs, chat_usage
+from kakera.server.constrain import budget_of, chat_constraint
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.model import ServedModel
 from kakera.server.sampling import build_sampling, completion_room
@@ -48,9 +49,9 @@ async def chat_prompt(body: ChatBody, service: Service) -> tuple[Prompt, list[di
     """The prompt and the tools that it shows. Raises RequestRefused for what the template does not accept."""
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.model_dump()
     tools = select_tools(plain(body.tools), choice)
-    variables = thinking_switch(body.chat_template_kwargs or {}, body.reasoning_effort)
+    variables = thinking_switch(body.chat_template_kwargs or {}, body.reasoning_effort, body.thinking_budget)
     if body.enable_thinking is not None:
-        variables = thinking_switch({"enable_thinking": body.enable_thinking, **variables}, None)
+        variables = thinking_switch({"enable_thinking": body.enable_thinking, **variables}, None, None)
     return await render_chat(service.model, body.messages, tools, variables), tools
 
 
@@ -61,7 +62,14 @@ async def chat_job(body: ChatBody, service: Service) -> Job:
     return Job(
         id=new_id("chatcmpl"),
         tokens=prompt.tokens,
-        sampling=build_sampling(body, service.model, max_tokens=room, logprobs=body.alternatives),
+        sampling=build_sampling(
+            body,
+            service.model,
+            max_tokens=room,
+            logprobs=body.alternatives,
+            constraint=await chat_constraint(body, tools, prompt.opens_thinking, service.model),
+            thinking=budget_of(body, prompt.opens_thinking, service.model),
+        ),
         boundaries=prompt.boundaries,
         choices=body.n or 1,
         stops=body.stops,
@@ -139,7 +147,7 @@ class ChatReply:
                 }
                 for index, choice in enumerate(choices)
             ],
-            "usage": usage_object(self._generation.usage),
+            "usage": self._usage(),
         }
 
     async def stream(self) -> AsyncGenerator[str]:
@@ -156,7 +164,7 @@ class ChatReply:
                     yield self._chunk(delta.choice, {}, finish=delta.finish)
         if self._body.include_usage:
             head = self._head("chat.completion.chunk")
-            yield event({**head, "choices": [], "usage": usage_object(self._generation.usage)})
+            yield event({**head, "choices": [], "usage": self._usage()})
         yield DONE
 
     def _chunk(
@@ -173,6 +181,9 @@ class ChatReply:
             "finish_reason": finish,
         }
         return event({**self._head("chat.completion.chunk"), "choices": [entry]})
+
+    def _usage(self) -> dict[str, Any]:
+        return chat_usage(self._generation.usage, self._generation.reasoning_tokens)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._generation.job.id, "object": kind, "created": self._created, "model": self._model.name}

@@ -11,8 +11,9 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from kakera.schedule.request import Usage
+from kakera.schedule.request import Constraint, Usage
 from kakera.server.answers import TextLogprobs, usage_object
+from kakera.server.constrain import text_constraint
 from kakera.server.generate import Delta, Generation, Job, join_usage
 from kakera.server.model import ServedModel
 from kakera.server.sampling import build_sampling, check_prompt_tokens, completion_room
@@ -32,7 +33,8 @@ def completion_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         service.note_unknown_fields(body)
         prompts = await asyncio.to_thread(prompt_tokens, body, service.model)
-        jobs = [completion_job(body, tokens, service) for tokens in prompts]
+        constraint = await text_constraint(body, service.model)
+        jobs = [completion_job(body, tokens, service, constraint) for tokens in prompts]
         reply = CompletionReply([service.generation(job, request) for job in jobs], service.model, body)
         if body.stream:
             return await open_stream(request, reply.stream())
@@ -57,7 +59,7 @@ def prompt_tokens(body: CompletionBody, model: ServedModel) -> list[list[int]]:
     return lists
 
 
-def completion_job(body: CompletionBody, tokens: list[int], service: Service) -> Job:
+def completion_job(body: CompletionBody, tokens: list[int], service: Service, constraint: Constraint | None) -> Job:
     # The engine always makes a token; for max_tokens 0 it is left out of the answer.
     wanted = None if body.max_tokens is None else max(1, body.max_tokens)
     prompt_logprobs = body.logprobs if body.echo else None
@@ -67,6 +69,7 @@ def completion_job(body: CompletionBody, tokens: list[int], service: Service) ->
         max_tokens=completion_room(len(tokens), wanted, service.engine.limits, "prompt"),
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
+        constraint=constraint,
     )
     return Job(new_id("cmpl"), tuple(tokens), sampling, choices=body.n or 1, stops=body.stops)
 

@@ -166,6 +166,7 @@ class Generation:
     job: Job
     record: RequestRecord
     usages: list[Usage] = field(default_factory=list)
+    reasoning_tokens: int = 0  # of the choices that have ended
     _merged: asyncio.Queue[Delta | Exception | None] = field(default_factory=asyncio.Queue)
 
     def end(self, error: Exception) -> None:
@@ -228,7 +229,8 @@ class Generation:
             case Finished():
                 delta = text.finish(event)
                 self.usages.append(event.usage)
-                self.record.choice_ended(delta.finish or "stop")
+                self.reasoning_tokens += delta.reasoning_tokens
+                self.record.choice_ended(event.code if event.code == "loop" else delta.finish or "stop")
                 return delta
             case _:
                 return Delta(choice)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kakera.chat.template import ChatTemplate
+from kakera.constrain.compiler import Compiler
 from kakera.errors import CheckpointError
 from kakera.plan.spec import ModelSpec
 from kakera.text.tokenizer import Tokenizer
@@ -53,6 +55,11 @@ class ServedModel:
     eos: tuple[int, ...]
     defaults: SamplingDefaults = SamplingDefaults()
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        """Checks grammars before requests are queued; the engine has its own."""
+        return Compiler(lambda: self.tokenizer, self.vocab, self.eos)
 
     @staticmethod
     def load(directory: Path, name: str) -> ServedModel:

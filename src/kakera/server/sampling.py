@@ -6,7 +6,7 @@ import secrets
 
 from kakera.errors import RequestRefused
 from kakera.run.interface import EngineLimits
-from kakera.schedule.request import Sampling
+from kakera.schedule.request import Constraint, Sampling, ThinkingBudget
 from kakera.server.model import ServedModel
 from kakera.server.schema import GenerationBody
 
@@ -20,6 +20,8 @@ def build_sampling(
     max_tokens: int,
     logprobs: int | None,
     prompt_logprobs: int | None = None,
+    constraint: Constraint | None = None,
+    thinking: ThinkingBudget | None = None,
 ) -> Sampling:
     """Raises RequestRefused naming the field whose token ids the model does not have."""
     defaults = model.defaults
@@ -47,6 +49,10 @@ def build_sampling(
         stop_token_ids=tuple(dict.fromkeys((*end, *stop_ids))),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        constraint=constraint,
+        thinking=thinking,
+        # who does not let the model end wants all tokens, whatever they are
+        loop_guard=not body.ignore_eos if body.loop_guard is None else body.loop_guard,
     )
 
 

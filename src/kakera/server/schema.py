@@ -19,6 +19,7 @@ MANY = 2**31 - 1  # counts travel to the engine as machine integers
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 
 
@@ -35,6 +36,15 @@ def refuse(field: str, message: str) -> PydanticCustomError:
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What each type needs beside it is judged by kakera.constrain.formats."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: dict[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
 
 
 class GenerationBody(Body):
@@ -55,6 +65,13 @@ class GenerationBody(Body):
     stop_token_ids: list[TokenId] | None = None
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    loop_guard: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -78,6 +95,7 @@ class Function(Body):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(Body):
@@ -111,8 +129,10 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Effort | None = None
+    thinking_budget: int | None = Field(None, ge=0, le=MANY)
     enable_thinking: bool | str | None = None
 
     @property

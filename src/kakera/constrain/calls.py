@@ -1,0 +1,165 @@
+"""Tool calls as a grammar, in the Qwen XML dialect that chat/tools.py reads.
+
+A strict tool's arguments are of its schema: every required parameter, in the order of `properties`. For other tools the
+grammar holds names and types, the parameters come in any order, and a schema that can not be enforced counts as its
+types alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kakera.chat.schema_types import PYTHON_TYPES, Schema, declared_types, resolve
+from kakera.chat.tools import CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END
+from kakera.constrain.lark import check_schema, json_value, literal, token
+from kakera.errors import RequestRefused
+from kakera.text.tokenizer import Tokenizer
+
+ANNOTATIONS = {"type", "title", "description", "default", "examples", "$comment", "deprecated"}
+OBJECT_KEYS = {*ANNOTATIONS, "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
+SCALARS = {"null", "boolean", "integer", "number"}
+LINE = "\n"
+VALUE_END = f"{LINE}{PARAMETER_END}{LINE}"
+# A string ends at the first closing tag, for the parser as well; behind the tag comes a line break.
+FREE = 'free "\\n"'
+SHARED = r"""
+free[lazy]: /(.|\n)*<\/parameter>/
+any: "<parameter=" /[^>\n]{1,64}/ ">\n" free "\n"
+"""
+
+Usable = Callable[[str], bool]
+
+
+def calls_rules(tools: Sequence[dict[str, Any]], tokenizer: Tokenizer, parallel: bool, usable: Usable) -> str:
+    """Rules that define `calls`: one call or, if `parallel`, several. `usable` says whether a JSON rule compiles.
+
+    Raises RequestRefused (400) naming the tool whose strict schema, or whose name, this dialect can not hold to.
+    """
+    functions = [_function(i, tool["function"], usable) for i, tool in enumerate(tools)]
+    names = " | ".join(f"f{i}" for i in range(len(functions)))
+    head, foot = literal(f"\n{FUNCTION}"), literal(f"{FUNCTION_END}\n")
+    rules = [
+        f"calls: call{' (' + literal(LINE) + ' call)*' if parallel else ''}",
+        f"call: {token(tokenizer, OPEN)} {head} ({names}) {foot} {token(tokenizer, CLOSE)}",
+        *functions,
+    ]
+    return "\n".join(rules) + SHARED
+
+
+def _function(index: int, function: dict[str, Any], usable: Usable) -> str:
+    path = f"tools[{index}].function"
+    strict = bool(function.get("strict"))
+    root = function.get("parameters") or {}
+    properties = root.get("properties")
+    properties = properties if isinstance(properties, dict) else {}
+    required = _listed(root.get("required") or [])
+    if strict:
+        _check_object(root, properties, required, f"{path}.parameters")
+    rules, parts = [], []
+    for number, (key, schema) in enumerate(properties.items()):
+        if not strict and not _speakable(key):
+            continue
+        name, where = f"p{index}_{number}", f"{path}.parameters.properties.{key}"
+        value, terminal = _value(schema, root, strict, usable, where)
+        rules.append(f"{name}: {literal(f'{PARAMETER}{_spelled(key, where)}>' + LINE)} {value or name.upper()}")
+        rules += [f"{name.upper()}: {terminal}"] if terminal else []
+        parts.append(name if not strict or key in required else f"{name}?")
+    if not strict and _takes_others(root):
+        parts.append("any")
+    body = " ".join(parts) if strict else f"({' | '.join(parts)})*" if parts else ""
+    head = literal(_spelled(function["name"], f"{path}.name") + ">" + LINE)
+    return "\n".join([f"f{index}: {head} {body}", *rules])
+
+
+def _value(schema: Any, root: Schema, strict: bool, usable: Usable, param: str) -> tuple[str, str]:
+    """A parameter's value with its closing tag: the right side of a rule or, as second, of a terminal."""
+    types = declared_types(schema, root)
+    plain = resolve(schema, root)
+    if not strict and not types <= PYTHON_TYPES.keys():  # a type that JSON does not have
+        return FREE, ""
+    if types and "string" not in types:
+        return f"{_json(schema, types, root, strict, usable, param)} {literal(VALUE_END)}", ""
+    values = plain.get("enum", [plain["const"]] if "const" in plain else None)
+    if isinstance(values, list) and values and plain.keys() <= {*ANNOTATIONS, "enum", "const"}:
+        texts = dict.fromkeys(v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
+        return f"({' | '.join(literal(text + VALUE_END) for text in texts)})", ""
+    if not strict:
+        return FREE, ""
+    if types == {"string"} and plain.keys() <= {*ANNOTATIONS, "minLength", "maxLength"}:
+        check_schema(plain, param)
+        least, most = plain.get("minLength", 0), plain.get("maxLength", "")
+        return (FREE, "") if (least, most) == (0, "") else ("", _limited(f"{least},{most}"))
+    if not _tells_apart(schema, root):
+        raise RequestRefused(
+            f"{param} can not be enforced: a call carries strings as plain text, which enum, const, minLength and "
+            "maxLength may limit; in a union only null, boolean, integer and number may stand beside them",
+            param=param,
+            code="invalid_grammar",
+        )
+    return FREE, ""
+
+
+def _limited(count: str) -> str:
+    return rf"(/(?s:.{{{count}}})/ & ~/(?s:.*)<\/parameter>(?s:.*)/) {literal(VALUE_END)}"
+
+
+def _json(schema: Any, types: frozenset[str], root: Schema, strict: bool, usable: Usable, param: str) -> str:
+    shared = {name: root[name] for name in ("$defs", "definitions") if name in root}
+    try:
+        rule = json_value({**schema, **shared}, param)
+        if strict or usable(rule):
+            return rule
+    except RequestRefused:
+        if strict:
+            raise
+    return json_value({"type": sorted(types)}, param)
+
+
+def _tells_apart(schema: Any, root: Schema) -> bool:
+    """Whether any text is a value of this schema, once it is typed: strings without limits, or unions with scalars."""
+    plain = resolve(schema, root)
+    branches = plain.get("anyOf", plain.get("oneOf", [{**plain, "type": t} for t in _listed(plain.get("type"))]))
+    own = plain.keys() <= {*ANNOTATIONS, "anyOf", "oneOf"}
+    return own and all(
+        found.get("type") in {"string", *SCALARS} and found.keys() <= ANNOTATIONS
+        for found in (resolve(branch, root) for branch in branches)
+    )
+
+
+def _listed(types: Any) -> list[Any]:
+    return types if isinstance(types, list) else [types]
+
+
+def _check_object(root: Schema, properties: Schema, required: list[Any], param: str) -> None:
+    """Raises RequestRefused for what the order "each property once" does not guarantee."""
+    unknown = sorted(root.keys() - OBJECT_KEYS)
+    missing = [name for name in required if name not in properties]
+    if unknown or missing or root.get("type", "object") != "object":
+        what = (
+            f"{', '.join(unknown)} beside properties"
+            if unknown
+            else f"required names {missing[0]!r}, which properties lacks"
+            if missing
+            else "its type is not object"
+        )
+        raise RequestRefused(f"{param} is strict and can not be enforced: {what}", param=param, code="invalid_grammar")
+
+
+def _takes_others(root: Schema) -> bool:
+    """Parameters beyond those declared: only where nothing is declared, or the schema says so."""
+    others = root.get("additionalProperties", "properties" not in root)
+    return others is True or isinstance(others, dict)
+
+
+def _speakable(name: str) -> bool:
+    return bool(name) and name == name.strip() and not set(name) & {">", "\n"}
+
+
+def _spelled(name: str, param: str) -> str:
+    if not _speakable(name):
+        raise RequestRefused(
+            f"{param}: {name!r} can not be written in a call: no >, line breaks or outer spaces", param=param
+        )
+    return name
