@@ -66,7 +66,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def start(model: ServedModel, path: Path, streams: list[dict], **options: Any) -> Iterator[Live]:
-    app_options = {key: options.pop(key) for key in ("api_key", "body_limit") if key in options}
+    app_options = {key: options.pop(key) for key in ("api_key", "body_limit", "plan") if key in options}
     stall = options.pop("stall_seconds", 60.0)
     engine = FakeEngine(path, streams, **options)
     app = create_app(engine, model, watch=EngineWatch(engine, stall_seconds=stall, poll_seconds=0.05), **app_options)

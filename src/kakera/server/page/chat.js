@@ -54,7 +54,7 @@ class Answer {
       if (this.first !== null) {
         parts.push(`first token after ${duration((this.first - this.began) / 1000)}`);
         const seconds = (performance.now() - this.first) / 1000;
-        if (usage.completion_tokens > 1 && seconds > 0) parts.push(`${rate((usage.completion_tokens - 1) / seconds)} tokens/s`);
+        if (usage.completion_tokens > 1 && seconds > 0) parts.push(`${rate((usage.completion_tokens - 1) / seconds)}\u00a0tokens/s`);
       }
     }
     if (!this.text && !this.fold.hidden) parts.push("no answer behind the thinking");

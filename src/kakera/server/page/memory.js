@@ -7,10 +7,11 @@ export function showMemory(place, status) {
     place.replaceChildren(el("p", { class: "empty" }, `This model has no memory plan. Processes hold ${bytes(status.resident_bytes)}.`));
     return;
   }
-  place.replaceChildren(...status.memory.map(map));
+  place.replaceChildren(...status.memory.map((memory, i) => map(memory, status.memory[i + 1])));
 }
 
-function map(memory) {
+/** Cards share a plan: the rows stand below the last of the memories that have the same. */
+function map(memory, next) {
   const planned = memory.rows.reduce((sum, row) => sum + row.planned, 0);
   const inUse = memory.used === null ? "" : `, ${bytes(memory.used)} of ${bytes(memory.capacity)} in use by all programs`;
   return el(
@@ -19,8 +20,12 @@ function map(memory) {
     el("div", { class: "memory-head" }, el("strong", {}, memory.name), el("span", { class: "dim" }, `${bytes(planned)} planned${inUse}`)),
     line("plan", plannedBar(memory, planned)),
     memory.used === null ? null : line("measured", measuredBar(memory)),
-    rows(memory),
+    sameRows(memory, next) ? null : rows(memory),
   );
+}
+
+function sameRows(one, other) {
+  return other !== undefined && JSON.stringify(one.rows) === JSON.stringify(other.rows);
 }
 
 function line(name, bar) {
@@ -32,7 +37,7 @@ function plannedBar(memory, planned) {
   const parts = memory.rows.map((row, i) => {
     const fill = el("div", { class: "fill" });
     fill.style.width = `${row.planned && row.used !== null ? (100 * row.used) / row.planned : 0}%`;
-    const part = el("div", { class: `part c${i % 8}`, title: `${row.name}: ${bytes(row.planned)} planned, ${bytes(row.used)} used` }, fill);
+    const part = el("div", { class: `part c${i % 10}`, title: `${row.name}: ${bytes(row.planned)} planned, ${bytes(row.used)} used` }, fill);
     part.style.width = `${(100 * row.planned) / planned}%`;
     return part;
   });
@@ -51,7 +56,7 @@ function measuredBar(memory) {
 
 function rows(memory) {
   const lines = memory.rows.map((row, i) => [
-    el("span", {}, el("span", { class: `swatch c${i % 8}` }), row.name),
+    el("span", { class: "row-name" }, el("span", { class: `swatch c${i % 10}` }), row.name),
     bytes(row.planned),
     bytes(row.used),
     row.note,

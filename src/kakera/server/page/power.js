@@ -23,8 +23,8 @@ function card(reading, index) {
   chart.setAttribute("role", "img");
   chart.setAttribute("aria-label", `GPU ${index}: power and temperature over time`);
   chart.append(line(series("watts"), limit, "watts"), line(series("celsius"), 100, "celsius"));
-  const watts = el("span", { class: "key-watts" }, reading.watts === null ? "power not known" : `${rate(reading.watts)} W of ${rate(limit)} W`);
-  const celsius = el("span", { class: "key-celsius" }, reading.celsius === null ? "" : `${reading.celsius} °C`);
+  const watts = el("span", {}, el("span", { class: "swatch c3" }), reading.watts === null ? "power not known" : `${rate(reading.watts)} W of ${rate(limit)} W`);
+  const celsius = el("span", {}, el("span", { class: "swatch c5" }), reading.celsius === null ? "not known" : `${reading.celsius} °C`);
   const busy = reading.utilization === null ? "" : `${reading.utilization} % busy`;
   const figures = el("span", { class: "line dim" }, watts, celsius, busy);
   return el("div", { class: "card" }, el("div", { class: "line spread" }, el("strong", {}, `GPU ${index}: ${reading.name}`), figures), chart);
