@@ -12,9 +12,11 @@ from kakera.plan.plan import Plan
 from kakera.plan.speed import Speed
 
 STALL_LEAST = 30.0  # seconds; shorter ones are swapping, a busy neighbour, a disk that spins up
-STALL_STEPS = 10.0  # predicted steps; the prediction is an estimate, and off by a factor of 3 where it was measured
+STALL_STEPS = (
+    10.0  # predicted steps; `mini` on two cores decodes at half of the predicted speed, and neighbours halve it again
+)
 COMPILE_SECONDS = 90.0  # on a GPU kernels are compiled when a shape first comes, in the middle of a step
-START_LEAST = 120.0  # seconds for doctor's checks, imports, allocation and the first token; 8 on two cores for `mini`
+START_LEAST = 120.0  # seconds for doctor's checks, imports, allocation, first token; `mini` 7 to 16 on two busy cores
 DISK_BYTES = 100e6  # bytes per second of a slow disk
 FIRST_TOKEN_SECONDS = 300.0  # a GPU compiles what the first token needs
 # Of the planned host bytes. `mini` at 8,192 tokens: 1.31 GB planned; 0.67 GB loaded, without a peak before that, and
