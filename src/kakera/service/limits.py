@@ -12,9 +12,7 @@ from kakera.plan.plan import Plan
 from kakera.plan.speed import Speed
 
 STALL_LEAST = 30.0  # seconds; shorter ones are swapping, a busy neighbour, a disk that spins up
-STALL_STEPS = (
-    10.0  # predicted steps; `mini` on two cores decodes at half of the predicted speed, and neighbours halve it again
-)
+STALL_STEPS = 10.0  # predicted steps; on two CPU cores `mini` decodes at half of the predicted speed, or a quarter
 COMPILE_SECONDS = 90.0  # on a GPU kernels are compiled when a shape first comes, in the middle of a step
 START_LEAST = 120.0  # seconds for doctor's checks, imports, allocation, first token; `mini` 7 to 16 on two busy cores
 DISK_BYTES = 100e6  # bytes per second of a slow disk
