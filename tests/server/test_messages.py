@@ -6,6 +6,7 @@ import anthropic
 import httpx
 import pytest
 from live_server import start
+from pydantic import BaseModel
 from test_chat import ARGUMENTS, CALLS
 
 from kakera.server.messages import STYLE
@@ -29,6 +30,8 @@ TEXTS = [
     {"match": "letters", "pieces": list("Let me see.\n</think>\n\nLook.\n\n" + CALLS)},
     {"match": "obey", "text": CALLS[: CALLS.index("</tool_call>") + len("</tool_call>")]},  # nothing else is allowed
     {"match": "call", "text": "Look.\n\n" + CALLS},
+    {"match": "JSON-1", "text": '{"city": "Oslo", "days": 2}'},
+    {"match": "endless-1", "text": "on and on " * 20},
     {"match": "slow", "text": "word " * 2000, "delay_ms": 5},
     {"text": "Hello there."},
 ]
@@ -181,6 +184,35 @@ def test_tool_choices(live, client, choice, shown):
     assert ("Tells the weather" in prompt(live)) == shown
 
 
+def test_one_call_at_a_time_can_be_enforced(live, client):
+    grammars = []
+    for alone in (False, True):
+        choice = {"type": "any", "disable_parallel_tool_use": alone}
+        assert ask(client, "obey", tools=TOOLS, tool_choice=choice).stop_reason == "tool_use"
+        grammars.append(live.engine.requests[-1].sampling.constraint.grammar)
+    assert grammars[0] != grammars[1]
+
+
+class Trip(BaseModel):
+    city: str
+    days: int
+
+
+def test_an_answer_in_the_form_of_a_schema(live, client):
+    messages = [{"role": "user", "content": "JSON-1"}]
+    message = client.messages.parse(model="mini", max_tokens=200, messages=messages, output_format=Trip)
+    assert message.parsed_output == Trip(city="Oslo", days=2)
+    assert live.engine.requests[-1].sampling.constraint is not None
+
+
+def test_a_thinking_budget_is_kept(live, client):
+    message = ask(client, "endless-1", thinking={"type": "enabled", "budget_tokens": 8}, max_tokens=40)
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert 8 <= message.usage.output_tokens_details.thinking_tokens <= 10
+    ask(client, "ponder", thinking={"type": "adaptive"}, extra_body={"output_config": {"effort": "low"}})
+    assert live.engine.requests[-1].sampling.thinking.tokens == 1024
+
+
 def test_stop_sequences_and_limits_say_what_happened(client):
     message = both(client, "fox", stop_sequences=["zzz", "own fox"])
     assert (message.content[0].text, message.stop_reason, message.stop_sequence) == (
@@ -272,6 +304,12 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}
         ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"budget_tokens": 5}}, "thinking.type"),
+        ({"output_config": {"effort": "herculean"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}},
+            "output_config.format",
+        ),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
     ],
     ids=lambda value: str(value)[:60],

@@ -7,7 +7,7 @@ import openai
 import pytest
 from live_server import start
 from test_chat import ARGUMENTS, CALLS
-from test_messages import TEXTS
+from test_messages import TEXTS, Trip
 
 OFF = {"effort": "none"}
 WEATHER = {
@@ -184,6 +184,21 @@ def test_tool_choices(live, choice):
     assert response.parallel_tool_calls is False and response.tools[0].name == "weather"
 
 
+def test_an_answer_in_the_form_of_a_schema(live):
+    answer = live.client.responses.parse(model="mini", input="JSON-1", text_format=Trip, reasoning=OFF)
+    assert answer.output_parsed == Trip(city="Oslo", days=2)
+    assert answer.text.format.type == "json_schema"
+    form = {"format": {"type": "json_object"}}
+    answer = live.client.responses.create(model="mini", input="JSON-1", text=form, reasoning=OFF)
+    assert json.loads(answer.output_text)["days"] == 2
+    assert live.engine.requests[-1].sampling.constraint is not None
+
+
+def test_effort_is_a_thinking_budget(live):
+    ask(live, "ponder", reasoning={"effort": "low"})
+    assert live.engine.requests[-1].sampling.thinking.tokens == 1024
+
+
 def test_sampling_fields_reach_the_engine_and_come_back(live):
     response = ask(live, temperature=0.3, top_p=0.5, max_output_tokens=17, store=True, metadata={"a": "b"})
     sampling = live.engine.requests[-1].sampling
@@ -248,7 +263,9 @@ def test_a_developer_message_on_the_way_keeps_its_place(live):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+        ({"text": {"format": {"type": "yaml"}}}, "text.format"),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "strin"}}}}, "text.format"),
+        ({"reasoning": {"effort": "herculean"}}, "reasoning.effort"),
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),

@@ -50,9 +50,13 @@ def in_place(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def renamed(error: RequestRefused, names: Names) -> RequestRefused:
     """The same refusal with the field named as the dialect calls it."""
-    first = (error.param or "").partition("[")[0].partition(".")[0]
-    param = names.get(first, error.param)
-    return RequestRefused(str(error), status=error.status, code=error.code, param=param)
+    theirs = (error.param or "").partition("[")[0].partition(".")[0]
+    if theirs not in names:
+        return error
+    ours, message = names[theirs], str(error)
+    if message.startswith(theirs):
+        message = ours + message.removeprefix(theirs)
+    return RequestRefused(message, status=error.status, code=error.code, param=ours)
 
 
 async def dialect_job(body: ChatBody, service: Service, prefix: str, names: Names) -> Job:

@@ -61,7 +61,8 @@ class MessagesReply:
     async def whole(self) -> dict[str, Any]:
         answer = await gather(self._generation)
         blocks = [shown for block in answer.blocks if (shown := content_block(block)) is not None]
-        return {**self._message(self._generation.usage), "content": blocks, **self._stop(answer.last)}
+        message = self._message(self._generation.usage, self._generation.reasoning_tokens)
+        return {**message, "content": blocks, **self._stop(answer.last)}
 
     async def stream(self) -> AsyncGenerator[str]:
         answer = Answer()
@@ -70,16 +71,16 @@ class MessagesReply:
             async for delta in deltas:
                 if not started:
                     started = True
-                    message = self._message(Usage(len(self._generation.job.tokens), 0, 0))
+                    message = self._message(Usage(len(self._generation.job.tokens), 0, 0), 0)
                     yield named({"type": "message_start", "message": message})
                 for step in answer.feed(delta):
                     for payload in block_events(step):
                         yield named(payload)
-        usage = usage_object(self._generation.usage)
+        usage = usage_object(self._generation.usage, self._generation.reasoning_tokens)
         yield named({"type": "message_delta", "delta": self._stop(answer.last), "usage": usage})
         yield named({"type": "message_stop"})
 
-    def _message(self, usage: Usage) -> dict[str, Any]:
+    def _message(self, usage: Usage, thinking: int) -> dict[str, Any]:
         return {
             "id": self._generation.job.id,
             "type": "message",
@@ -88,7 +89,7 @@ class MessagesReply:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": usage_object(usage),
+            "usage": usage_object(usage, thinking),
         }
 
     def _stop(self, last: Delta | None) -> dict[str, Any]:
@@ -102,13 +103,14 @@ class MessagesReply:
         return {"stop_reason": reason, "stop_sequence": stop}
 
 
-def usage_object(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: Usage, thinking: int) -> dict[str, Any]:
     """Anthropic's three kinds of input tokens add up to the prompt. Caching has no price here, so none "creates"."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": thinking},
     }
 
 

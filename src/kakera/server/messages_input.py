@@ -17,7 +17,12 @@ from kakera.server.schema import ChatBody
 # the model, and left in place it would make every prompt new from its first tokens on.
 ATTRIBUTION = re.compile(r"\A(x-anthropic-[\w-]+:[^\n]*(\n+|\Z))+")
 TEXT = ("text",)
-NAMES = {"messages": "messages", "stop": "stop_sequences", "reasoning_effort": "output_config.effort"}
+NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "thinking_budget": "thinking.budget_tokens",
+}
 
 
 def messages_chat(body: CountBody) -> ChatBody:
@@ -30,9 +35,14 @@ def messages_chat(body: CountBody) -> ChatBody:
         "messages": in_place(messages),
         "tools": [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])] or None,
         "tool_choice": tool_choice(body.tool_choice),
+        "parallel_tool_calls": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         "enable_thinking": body.thinking is not None and body.thinking.type != "disabled",
-        **output_fields(body.output_config or {}),
+        "thinking_budget": body.thinking.budget_tokens if body.thinking else None,
     }
+    if body.output_config is not None:
+        form = body.output_config.format
+        fields["reasoning_effort"] = body.output_config.effort
+        fields["response_format"] = form and {"type": "json_schema", "json_schema": {"schema": form.schema_}}
     if isinstance(body, MessagesBody):
         fields |= {
             "max_tokens": body.max_tokens,
@@ -133,6 +143,8 @@ def function_tool(tool: AnthropicTool, path: str) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return {"type": "function", "function": function}
 
 
@@ -144,10 +156,3 @@ def tool_choice(choice: AnthropicToolChoice | None) -> str | dict[str, Any] | No
     if choice.name is None:
         raise RequestRefused("tool_choice.name is missing", param="tool_choice.name")
     return {"type": "function", "function": {"name": choice.name}}
-
-
-def output_fields(config: dict[str, Any]) -> dict[str, Any]:
-    """`output_config`: how hard to think; a format for the answer is refused, since nothing would enforce it."""
-    if config.get("format") is not None:
-        raise RequestRefused("output_config.format is not supported", param="output_config.format")
-    return {"reasoning_effort": config.get("effort")}

@@ -23,6 +23,12 @@ class AnthropicTool(Body):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OutputFormat(Body):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
 class AnthropicToolChoice(Body):
@@ -32,11 +38,18 @@ class AnthropicToolChoice(Body):
 
 
 class Thinking(Body):
-    """Any type but "disabled" switches it on; `display` is accepted, thinking is always shown."""
+    """Any type but "disabled" switches it on; `display` is accepted, and thinking always shown."""
 
     type: str
     budget_tokens: int | None = Field(None, ge=1)
     display: str | None = None
+
+
+class OutputConfig(Body):
+    """How hard to think, and a form that the answer must have."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
 
 
 class CountBody(Body):
@@ -48,7 +61,7 @@ class CountBody(Body):
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
 

@@ -109,12 +109,12 @@ class ResponsesReply:
         }
 
     def _usage(self) -> dict[str, Any]:
-        usage, last = self._generation.usage, self._answer.last
+        usage = self._generation.usage
         return {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": last.reasoning_tokens if last else 0},
+            "output_tokens_details": {"reasoning_tokens": self._generation.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 
@@ -138,7 +138,7 @@ class ResponsesReply:
             "reasoning": body.reasoning.model_dump() if body.reasoning else {"effort": None, "summary": None},
             "store": False,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or []],
             "top_p": sampling.top_p,

@@ -12,7 +12,12 @@ from kakera.server.responses_schema import ResponsesBody, ResponseTool
 from kakera.server.schema import ChatBody
 
 TEXT = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
 Message = dict[str, Any]
 
 
@@ -44,11 +49,12 @@ def responses_chat(body: ResponsesBody) -> tuple[ChatBody, ToolNames, list[str]]
     tools = function_tools(body.tools or [], "tools", None, names, left_out)
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     messages += input_messages(body.input, names)
-    check_format(body)
     fields = {
         "messages": in_place(messages),
         "tools": tools or None,
         "tool_choice": tool_choice(body.tool_choice, names),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": response_format(body.text.format) if body.text else None,
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -57,10 +63,11 @@ def responses_chat(body: ResponsesBody) -> tuple[ChatBody, ToolNames, list[str]]
     return chat_body(fields, NAMES), names, left_out
 
 
-def check_format(body: ResponsesBody) -> None:
-    wish = (body.text.format or {}).get("type", "text") if body.text else "text"
-    if wish != "text":
-        raise RequestRefused(f"text.format: {wish!r} is not supported; 'text' is", param="text.format")
+def response_format(form: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Chat completions puts a schema one level deeper."""
+    if form is None or form.get("type") != "json_schema":
+        return form
+    return {"type": "json_schema", "json_schema": {name: form[name] for name in form.keys() - {"type"}}}
 
 
 def function_tools(
@@ -77,10 +84,10 @@ def function_tools(
         elif tool.type == "namespace":
             functions += function_tools(tool.tools or [], f"{at}.tools", tool.name, names, left_out)
         else:
-            function: dict[str, Any] = {"name": names.join(namespace, tool.name)}
-            if tool.description is not None:
-                function["description"] = tool.description
-            functions.append({"type": "function", "function": {**function, "parameters": tool.parameters or {}}})
+            function: dict[str, Any] = {"name": names.join(namespace, tool.name), "parameters": tool.parameters or {}}
+            given = {"description": tool.description, "strict": tool.strict}
+            function |= {name: value for name, value in given.items() if value is not None}
+            functions.append({"type": "function", "function": function})
     return functions
 
 

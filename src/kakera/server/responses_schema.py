@@ -19,6 +19,7 @@ class ResponseTool(Body):
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
     tools: list[ResponseTool] | None = None
 
 
