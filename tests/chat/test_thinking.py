@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from kakera.chat.thinking import ThinkSplitter, thinking_switch
 
+JSON_CALL = '<tool_call>\n{ "name": "f"}\n</tool_call>'
 CALL = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
 
 
@@ -27,6 +28,8 @@ CASES = [
     ("plan " + CALL + "\n</think>\n\nok", {"inside": True, "calls": True}, ("plan", CALL + "\n\n\nok")),
     ("I know <tool_call> tags.\n</think>\nok", {"inside": True, "calls": True}, ("I know <tool_call> tags.", "ok")),
     ("plan " + CALL, {"inside": True}, ("plan " + CALL, "")),
+    ("plan " + JSON_CALL, {"inside": True, "calls": True}, ("plan", JSON_CALL)),
+    ('a <tool_call> {"x"}\n</think>ok', {"inside": True, "calls": True}, ('a <tool_call> {"x"}', "ok")),
     ("", {"inside": True}, ("", "")),
 ]
 
@@ -40,7 +43,10 @@ def test_whole_and_letter_by_letter_agree(text, options, expected):
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(["<think>", "</think>", "<tool_call>", "<function=", "a", " ", "\n", "<", "/"]), max_size=12
+        st.sampled_from(
+            ["<think>", "</think>", "<tool_call>", "<function=", '{"name"', "{", '"', "a", " ", "\n", "<", "/"]
+        ),
+        max_size=12,
     ),
     st.booleans(),
     st.booleans(),

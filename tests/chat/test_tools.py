@@ -139,6 +139,62 @@ def test_what_is_no_call_stays_text(text):
     assert parse([text], [tool("f")]) == parse(list(text), [tool("f")]) == (text, [])
 
 
+TYPED = [
+    tool("f", {"s": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}, "l": {"type": "array"}}),
+    tool("g"),
+]
+F, G = ("f", {"s": "x", "n": 3}), ("g", {})
+JSON_F = '{"name": "f", "arguments": {"s": "x", "n": 3}}'
+XML_F = call_text("f", s="x", n="3")
+LIST_CALL = '<tool_call>{"name": "g", "arguments": [1]}</tool_call>'
+DRIFT = [
+    (f"<tool_call>\n{JSON_F}\n</tool_call>", "", [F]),
+    (f"<tool_call>{JSON_F}", "", [F]),
+    (f"<tool_call>{JSON_F[:-1]}</tool_call>", "", [F]),  # a brace is missing
+    (f"<tool_call>{JSON_F[:-2]}", "", [F]),
+    (f"<tool_call>{JSON_F}</tool_call>\n{XML_F} and", "and", [F, F]),
+    ('<tool_call>{"name": "f", "parameters": {"n": "3", "s": 7, "b": "true", "l": "[1]", "z": "3"}}</tool_call>', "",
+     [("f", {"n": 3, "s": "7", "b": True, "l": [1], "z": "3"})]),
+    ('<tool_call>{"type": "function", "function": {"name": "g", "arguments": "{}"}}</tool_call>', "", [G]),
+    ("<tool_call>{'name': 'g', 'arguments': {}}</tool_call>", "", [G]),
+    (LIST_CALL, LIST_CALL, []),
+    (f"<tool_call>{{bad}}</tool_call> {XML_F}", "<tool_call>{bad}</tool_call>", [F]),
+    (f"Now.\n{XML_F.removeprefix('<tool_call>')}", "Now.", [F]),  # the first tag is missing
+    ("A <function=unknown> is words.", "A <function=unknown> is words.", []),
+    (XML_F.removesuffix("</tool_call>"), "", [F]),
+    (XML_F.removesuffix("</function>\n</tool_call>"), "", [F]),
+    (XML_F.replace("\n</parameter>\n</function>", "\n</function>"), "", [F]),
+    (call_text("f", s="x").replace("\n</parameter>\n</function>", "</function>"), "", [("f", {"s": "x"})]),
+    (XML_F.replace("</function>\n</tool_call>", "") + XML_F, "", [F, F]),  # the next call ends the one before
+    (XML_F.replace("</tool_call>", "") + XML_F, "", [F, F]),
+    (call_text("f", wrong="3", n="4"), "", [("f", {"wrong": "3", "n": 4})]),
+    (call_text("f", n="1e999"), "", [("f", {"n": "1e999"})]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "words", "calls"), DRIFT)
+def test_drift_is_understood(text, words, calls):
+    whole = parse([text], TYPED)
+    assert (whole[0], [(name, json.loads(arguments)) for name, arguments in whole[1]]) == (words, calls)
+    assert parse(list(text), TYPED) == whole
+
+
+TAGS = ["<tool_call>", "</tool_call>", "<function=f>", "<function=g>", "</function>", "<parameter=s>", "<parameter=n>",
+        "</parameter>", "\n", " ", "3", "x", "<", JSON_F, "{", "}", '"', "[1]"]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(TAGS), max_size=14), st.booleans(), st.data())
+def test_no_chunking_changes_what_is_understood(parts, truncated, data):
+    text = "".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse([text], TYPED, truncated)
+    assert parse(pieces, TYPED, truncated) == parse(list(text), TYPED, truncated) == whole
+    if not truncated:
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole[1])
+
+
 TOOLS = [tool("f"), tool("g")]
 
 

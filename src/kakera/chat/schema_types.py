@@ -46,7 +46,7 @@ def typed_value(text: str, types: frozenset[str]) -> Any:
     """
     if types == {"string"}:
         return text
-    value = _parse(text.strip())
+    value = parse_value(text.strip())
     if not types:
         return text if value is _UNREADABLE else value
     if isinstance(value, float) and value.is_integer() and "number" not in types and "integer" in types:
@@ -57,11 +57,18 @@ def typed_value(text: str, types: frozenset[str]) -> Any:
     return text
 
 
+def typed_json(value: Any, types: frozenset[str]) -> Any:
+    """A value that came as JSON under these types: strings may mean something else, as in the XML dialect."""
+    if isinstance(value, str):
+        return value if "string" in types or not types else typed_value(value, types)
+    return json.dumps(value, ensure_ascii=False) if types == {"string"} else value
+
+
 _UNREADABLE = object()
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
-def _parse(text: str) -> Any:
+def parse_value(text: str) -> Any:
     if text.lower() in _WORDS:  # models write Python's True and None as well
         return _WORDS[text.lower()]
     try:

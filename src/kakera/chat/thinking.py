@@ -12,8 +12,8 @@ from kakera.text.stops import partial_suffix
 
 OPEN, CLOSE, CALL = "<think>", "</think>", "<tool_call>"
 # The tag alone may be the model musing about its tools; with a function behind it, it is a call.
-CALL_HEAD = re.compile(r"<tool_call>\s*<function=")
-CALL_FUNCTION = "<function="
+CALL_HEAD = re.compile(r'<tool_call>\s*(?:<function=|\{\s*"name")')
+CALL_FUNCTION, CALL_JSON = "<function=", '{"name"'
 
 Kind = Literal["reasoning", "content"]
 
@@ -144,8 +144,10 @@ class ThinkSplitter:
         if self._calls:
             safe = min(safe, len(self._held) - partial_suffix(self._held, CALL))
             tag = self._held.rfind(CALL)
-            if tag >= 0 and CALL_FUNCTION.startswith(self._held[tag + len(CALL) :].lstrip()):
-                safe = min(safe, tag)
+            if tag >= 0:
+                behind = self._held[tag + len(CALL) :].lstrip()
+                if CALL_FUNCTION.startswith(behind) or CALL_JSON.startswith("".join(behind.split())):
+                    safe = min(safe, tag)
         return safe
 
     def _after(self) -> str | None:

@@ -10,6 +10,10 @@
 
 A call is announced once, with index, id and name; after that only pieces of its arguments follow. The pieces of one
 call, joined, are a JSON object whose values have the types that the tool declares.
+
+Models of few bits drift, so these are read as well: a call without its first tag, if its function is declared; a call
+without its last tags; a value that ends with the call instead of its own tag; and JSON with "name" and "arguments" in
+place of the XML. Names that nobody declared stay as they are: the client's error message is what the model learns from.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kakera.chat.json_call import JsonCall, json_call
 from kakera.chat.schema_types import declared_types, typed_value
 from kakera.errors import RequestRefused
 from kakera.text.stops import partial_suffix
@@ -29,7 +34,10 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 FUNCTION_HEAD = re.compile(r"<function=([^>\n]+)>")
+CALL_END = re.compile(r"\n?</function>\s*</tool_call>")
 PARAMETER_HEAD = re.compile(r"<parameter=([^>\n]+)>")
+LAST_TAG = re.compile(r"(?:\n?</function>\s*|\n)\Z")
+ENDS = (FUNCTION_END, CLOSE, OPEN, FUNCTION)
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,8 @@ class ToolCallParser:
         self._schemas: dict[str, dict[str, Any]] = {
             tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
         }
+        self._starts = [OPEN, *(f"{FUNCTION}{name}>" for name in self._schemas)]  # a call may lack its first tag
+        self._start = re.compile("|".join(map(re.escape, self._starts)))
         self._held = ""
         self._state: Callable[[], Output | None] = self._text
         self._calls = 0
@@ -104,22 +114,25 @@ class ToolCallParser:
         if self._state == self._text:
             return [held] if held and not (self._calls and held.isspace()) else []
         if self._state == self._head:
-            return [OPEN + held]
+            call = None if truncated else json_call(held, self._schemas, ended=True)
+            return [self._whole(call)] if isinstance(call, JsonCall) else [OPEN + held]
         if truncated or self._state == self._tail:
             return []
-        closing = self._value(held.removesuffix("\n"), last=True) if self._state == self._parameter_value else ""
+        closing = ""
+        if self._state == self._parameter_value:
+            closing = self._value(LAST_TAG.sub("", held), last=True)
         return [CallDelta(self._calls - 1, closing + self._end_of_object())]
 
     # States: each consumes what it can of self._held and says what came of it.
 
     def _text(self) -> Output | None:
-        at = self._held.find(OPEN)
-        if at >= 0:
-            text, self._held = self._held[:at].rstrip(), self._held[at + len(OPEN) :]
+        if start := self._start.search(self._held):
+            text, self._held = self._held[: start.start()].rstrip(), self._held[start.start() :].removeprefix(OPEN)
             self._state = self._head
         else:
-            end = len(self._held) - partial_suffix(self._held, OPEN)
-            text = self._held[:end].rstrip()  # white space before a call belongs to the call
+            tag = self._held.rfind("<")
+            undecided = tag >= 0 and any(mark.startswith(self._held[tag:]) for mark in self._starts)
+            text = self._held[: tag if undecided else None].rstrip()  # white space before a call belongs to the call
             self._held = self._held[len(text) :]
         return text or None
 
@@ -128,29 +141,39 @@ class ToolCallParser:
         if match := FUNCTION_HEAD.match(seen):
             self._held = seen[match.end() :]
             return self._announce(match[1].strip())
-        if not FUNCTION.startswith(seen[: len(FUNCTION)]) or "\n" in seen:
-            self._state = self._text  # not this dialect: show it as it is
-            text, self._held = OPEN + self._held, ""
-            return text
-        return None
+        if seen.startswith("{"):
+            call = json_call(seen, self._schemas)
+            if isinstance(call, JsonCall):
+                self._held, self._state = seen[call.end :], self._tail
+                return self._whole(call)
+            waiting = call is None
+        else:
+            waiting = FUNCTION.startswith(seen[: len(FUNCTION)]) and "\n" not in seen
+        if waiting:
+            return None
+        self._state = self._text  # not this dialect: show it as it is
+        return OPEN
+
+    def _whole(self, call: JsonCall) -> CallDelta:
+        self._calls += 1
+        return CallDelta(self._calls - 1, call.arguments, new_call_id(), call.name)
 
     def _announce(self, name: str) -> CallDelta:
         self._function, self._parameters = name, 0
         self._calls += 1
         self._state = self._body
-        return CallDelta(self._calls - 1, id="call_" + uuid.uuid4().hex[:24], name=name)
+        return CallDelta(self._calls - 1, id=new_call_id(), name=name)
 
     def _body(self) -> Output | None:
         self._held = self._held.lstrip()
         if match := PARAMETER_HEAD.match(self._held):
             self._held = self._held[match.end() :]
             return self._begin_parameter(match[1].strip())
-        for tag in (FUNCTION_END, CLOSE):
-            if self._held.startswith(tag):
-                self._held = self._held.removeprefix(FUNCTION_END)
-                self._state = self._tail
-                return CallDelta(self._calls - 1, self._end_of_object())
-        if not any(tag.startswith(self._held[: len(tag)]) for tag in (PARAMETER, FUNCTION_END, CLOSE)):
+        if self._held.startswith(ENDS):  # the next call ends one that was left open
+            self._held = self._held.removeprefix(FUNCTION_END)
+            self._state = self._tail
+            return CallDelta(self._calls - 1, self._end_of_object())
+        if not any(tag.startswith(self._held[: len(tag)]) for tag in (PARAMETER, *ENDS)):
             junk = self._held.find("<", 1)
             self._held = self._held[junk:] if junk > 0 else ""
         return None
@@ -167,18 +190,31 @@ class ToolCallParser:
         return CallDelta(self._calls - 1, f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
 
     def _parameter_value(self) -> Output | None:
-        end = self._held.find(PARAMETER_END)
+        end, call_end = self._held.find(PARAMETER_END), CALL_END.search(self._held)
+        if call_end and (end < 0 or call_end.start() < end):
+            value, self._held = self._held[: call_end.start()], self._held[call_end.start() :]
+            self._state = self._body
+            return CallDelta(self._calls - 1, self._value(value, last=True))
         if end >= 0:
             value, self._held = self._held[:end].removesuffix("\n"), self._held[end + len(PARAMETER_END) :]
             self._state = self._body
             return CallDelta(self._calls - 1, self._value(value, last=True))
         if self._types != {"string"}:
             return None  # its type is known only when it is complete
-        end = len(self._held) - max(partial_suffix(self._held, tag) for tag in (PARAMETER_END, "\n" + PARAMETER_END))
+        end = len(self._held) - self._undecided()
         if end == 0 or (not self._value_begun and self._held == "\n"):
             return None
         value, self._held = self._held[:end], self._held[end:]
         return CallDelta(self._calls - 1, self._value(value, last=False))
+
+    def _undecided(self) -> int:
+        """Characters at the end of what is held that may turn out to be tags, line break included."""
+        tags = (PARAMETER_END, FUNCTION_END)
+        size = max(partial_suffix(self._held, tag) for tag in (*tags, *("\n" + tag for tag in tags)))
+        at = self._held.rfind(FUNCTION_END)
+        if at >= 0 and CLOSE.startswith(self._held[at + len(FUNCTION_END) :].lstrip()):
+            size = max(size, len(self._held) - at + self._held[:at].endswith("\n"))
+        return size
 
     def _value(self, text: str, last: bool) -> str:
         """JSON of a value, or of the next piece of a string."""
@@ -194,10 +230,15 @@ class ToolCallParser:
 
     def _tail(self) -> Output | None:
         self._held = self._held.lstrip()
-        if self._held.startswith(FUNCTION):
+        if self._held.startswith((FUNCTION, OPEN)):
+            self._held = self._held.removeprefix(OPEN)
             self._state = self._head
         elif self._held.startswith(CLOSE):
             self._held = self._held[len(CLOSE) :]
-        elif self._held and not any(tag.startswith(self._held) for tag in (FUNCTION, CLOSE)):
+        elif self._held and not any(tag.startswith(self._held) for tag in (FUNCTION, OPEN, CLOSE)):
             self._state = self._text
         return None
+
+
+def new_call_id() -> str:
+    return "call_" + uuid.uuid4().hex[:24]
