@@ -146,7 +146,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_only(page, serve):
 def test_a_server_that_goes_away_is_noticed(page, serve):
     live = serve(SCRIPT)
     page.goto(live.url)
-    playwright.expect(page.locator("#link")).to_contain_text("up")
+    playwright.expect(page.locator("#link")).to_have_text("connected")
     page.route("**/v1/kakera/status", lambda route: route.fulfill(status=503, body="{}"))
     playwright.expect(page.locator("#link")).to_have_text("no connection")
 
