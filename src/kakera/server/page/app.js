@@ -29,7 +29,7 @@ function show(status) {
   setText(by("model"), status.model);
   setText(by("about"), `${status.about}; kakera ${status.version}`);
   link("ok", "connected");
-  setText(by("uptime"), `· up ${duration(status.uptime_seconds)}`);
+  setText(by("uptime"), `· up ${duration(Math.round(status.uptime_seconds))}`);
   const counted = rates.add(status.clock_seconds, { generated: status.generated_tokens, prefilled: status.engine.counters.prefilled_tokens });
   showTiles(status, counted);
   draw(by("memory"), status.memory, (place) => showMemory(place, status));

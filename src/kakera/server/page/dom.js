@@ -57,7 +57,7 @@ export const percent = (share) => `${Math.round(100 * share)} %`;
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 10) return `${seconds.toFixed(2)} s`;
+  if (seconds < 10 && !Number.isInteger(seconds)) return `${seconds.toFixed(2)} s`;
   if (seconds < 120) return `${seconds.toFixed(0)} s`;
   if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
   return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} days`;
