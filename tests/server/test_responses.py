@@ -145,6 +145,7 @@ def test_tools_that_only_openai_runs_are_left_out_and_logged_once(live, caplog):
     for _ in range(2):
         ask(live, "call", tools=[*others, WEATHER])
     assert "Tells the weather" in prompt(live) and "apply_patch" not in prompt(live)
+    assert '"strict"' not in prompt(live)
     lines = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
     assert len(lines) == 3 and "'web_search'" in lines[0]
 

@@ -143,8 +143,8 @@ def function_tool(tool: AnthropicTool, path: str) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
+    if tool.strict:
+        function["strict"] = True
     return {"type": "function", "function": function}
 
 

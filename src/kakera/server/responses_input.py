@@ -85,7 +85,7 @@ def function_tools(
             functions += function_tools(tool.tools or [], f"{at}.tools", tool.name, names, left_out)
         else:
             function: dict[str, Any] = {"name": names.join(namespace, tool.name), "parameters": tool.parameters or {}}
-            given = {"description": tool.description, "strict": tool.strict}
+            given = {"description": tool.description, "strict": tool.strict or None}  # false would only cost tokens
             function |= {name: value for name, value in given.items() if value is not None}
             functions.append({"type": "function", "function": function})
     return functions
