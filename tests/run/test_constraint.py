@@ -48,7 +48,7 @@ def check_json(text: str) -> None:
 
 def test_rows_of_one_step_keep_to_their_own_grammars(world, tokenizer):
     requests = [
-        wish("json", JSON, seed=3),
+        wish("json", JSON, seed=3, logprobs=20),
         wish("letters", LETTERS, seed=3, min_tokens=100),
         wish("free", None, max_tokens=10),
         *(wish(f"choice-{n}", JSON, choice=n, repetition_penalty=1.5) for n in range(2)),
@@ -59,6 +59,8 @@ def test_rows_of_one_step_keep_to_their_own_grammars(world, tokenizer):
         assert answers[id].finished.reason == "stop", answers[id].finished
         check_json(texts[id])
     assert texts["choice-0"] != texts["choice-1"]
+    shown = [p for logprob in answers["json"].logprobs for _, p in (*logprob.top, (0, logprob.logprob))]
+    assert len(shown) == 21 * len(answers["json"].tokens) and all(-9999 <= p <= 0 for p in shown)
     assert len(texts["letters"]) == 12 and set(texts["letters"]) <= set("abc")  # a grammar wins over min_tokens
 
 

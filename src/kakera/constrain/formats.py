@@ -79,7 +79,7 @@ def response_format(wish: dict[str, Any], param: str = "response_format") -> Ans
                 raise RequestRefused(f"{param}.json_schema is missing", param=f"{param}.json_schema")
             return json_answer(given.get("schema", {"type": "object"}), f"{param}.json_schema.schema")
         case "regex":
-            return regex_answer(wish.get("regex", wish.get("pattern")), f"{param}.regex")
+            return regex_answer(wish.get("regex"), f"{param}.regex")
         case "grammar":
             return grammar_answer(wish.get("grammar"), f"{param}.grammar")
     return None

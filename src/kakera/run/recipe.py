@@ -23,4 +23,4 @@ class EngineRecipe:
         """Raises CheckpointError, UsageError."""
         from kakera.run.build import build_engine
 
-        return build_engine(self.directory, self.plan)
+        return build_engine(self.directory, self.plan, grammars=True)
