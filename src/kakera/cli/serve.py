@@ -23,7 +23,6 @@ from kakera.cli.options import (
 from kakera.plan.plan import Wishes
 
 if TYPE_CHECKING:
-    from kakera.plan.devices import Machine
     from kakera.service.instance import Claim, Holder
 
 
@@ -62,7 +61,8 @@ def serve(
     found = resolve_model(model)
     machine = resolve(wishes.gpus)
     name = served_name or found.name
-    claim = claim_for(machine, port, Holder(os.getpid(), f"{host}:{port}", name))
+    cards = len(machine.devices) if machine.kind == "cuda" and not found.scripted else 0
+    claim = claim_for(cards, port, Holder(os.getpid(), f"{host}:{port}", name))
     check_port(host, port)
     if claim:
         wait_for(claim.left, device_bytes_used, say)
@@ -112,18 +112,16 @@ def serve(
     raise typer.Exit(status)
 
 
-def claim_for(machine: Machine, port: int, holder: Holder) -> Claim | None:
+def claim_for(cards: int, port: int, holder: Holder) -> Claim | None:
     """Locks on the port and on the cards. Raises UsageError naming who holds them."""
     import os
 
     from kakera.cli.last_plan import state_directory
     from kakera.service.instance import claim, resources
 
-    cards = len(machine.devices) if machine.kind == "cuda" else 0
+    names = resources(cards, port, os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:
-        return claim(
-            resources(cards, port, os.environ.get("CUDA_VISIBLE_DEVICES")), holder, state_directory() / "locks"
-        )
+        return claim(names, holder, state_directory() / "locks")
     except OSError as error:  # a read-only home must not keep a server from starting
         say(f"warning: no lock in {state_directory()} ({error.strerror}), so a second server would not be noticed")
         return None
