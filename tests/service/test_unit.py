@@ -15,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from kakera.cli import app
+from kakera.cli import app, checks
+from kakera.cli.checks import Finding
 from kakera.cli.model import resolve_model
-from kakera.cli.service import serve_options
+from kakera.cli.serve import read_key
+from kakera.cli.service import serve_options, write_private
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 from kakera.service import systemd, wsl
@@ -160,3 +162,24 @@ def test_lingering_that_is_not_permitted_is_said(tmp_path: Path) -> None:
     assert problem and "Access denied" in problem and "sudo loginctl enable-linger" in problem
     assert systemd.linger_problem(lambda words, **_: subprocess.CompletedProcess(words, 0, "", "")) is None
     assert SCRIPTED_BOUNDS.stall_seconds == 30
+
+
+def test_a_key_comes_from_a_file_that_holds_one(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "key"
+    write_private(path, "secret\n")
+    assert read_key(path) == "secret" and path.stat().st_mode & 0o777 == 0o600
+    write_private(path, "\n")
+    for wrong in (path, tmp_path / "none"):
+        with pytest.raises(UsageError, match="--api-key-file"):
+            read_key(wrong)
+
+
+def test_doctors_check_is_quiet_unless_something_is_broken(monkeypatch) -> None:
+    findings = [Finding("a", "ok", "fine"), Finding("b", "note", "so so", "buy more")]
+    monkeypatch.setattr(checks, "run_checks", lambda: findings)
+    done = CliRunner().invoke(app, ["doctor", "--check"])
+    assert (done.exit_code, done.output) == (0, "")
+    findings.append(Finding("c", "broken", "no driver", "install it"))
+    done = CliRunner().invoke(app, ["doctor", "--check"])
+    assert done.exit_code == 1 and "no driver" in done.output and "install it" in done.output
+    assert "fine" not in done.output and "so so" not in done.output
