@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from run_world import World, ask, tokens_of
 
 from kakera.constrain.output import ANYTHING, Outputs
+from kakera.run.messages import Submit, decode_to_engine, encode
 from kakera.run.sampler import sample_rows
 from kakera.schedule.request import Constraint, Sampling, ThinkingBudget
 from kakera.schedule.step import Row
@@ -87,6 +88,12 @@ def test_whatever_the_logits_say_the_text_is_of_the_schema(world, tokenizer, see
         context.append(token)
         assert len(context) < 300
     check_json(tokenizer.decode(context[3:], skip_control=True))
+
+
+def test_a_constraint_reaches_the_engine_process_as_plain_data():
+    budget = ThinkingBudget(9, (10, THINK_END), (THINK_END, CALL))
+    request = wish("r", None, constraint=Constraint(JSON, after=THINK_END, at=CALL, required=False), thinking=budget)
+    assert decode_to_engine(encode(Submit(request))).request == request
 
 
 def test_without_an_end_token_a_complete_grammar_still_ends_the_answer(world, tokenizer):

@@ -14,9 +14,10 @@ from kakera.errors import RequestRefused
 from kakera.text.tokenizer import Tokenizer
 
 LONGEST_GRAMMAR = 512 * 1024  # characters; 60 tools of 12 parameters are 77,000 and compile in 0.1 s
-COMPILED = 64  # grammars kept ready; an agent sends the same tools with every turn
-# A step that takes more fails its request: 200,000 units of lexer work are about 15 ms on one core.
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+COMPILED = 32  # grammars kept ready; an agent sends the same tools with every turn
+# A step that takes more fails its request: 200,000 units of lexer work are about 15 ms on one core. A lexer state is
+# 1 to 2 KB, and grammars that are kept keep theirs: 32 hostile ones of 25,000 states are 1.6 GB at most.
+LIMITS = LLParserLimits(step_lexer_fuel=200_000, max_lexer_states=25_000, verbose_errors=False)
 
 
 class GrammarFailed(Exception):
