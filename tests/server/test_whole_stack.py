@@ -22,6 +22,8 @@ SCRIPT = {
     "streams": [
         {"match": "fox", "pieces": list("The quick brown fox jumps over the lazy dog.")},
         {"match": "slow", "text": "word " * 900, "delay_ms": 5},
+        {"match": "JSON-1", "text": '{"a": 1}'},
+        {"match": "parrot", "text": "word " * 600},
         {"text": "Hello 😀."},
     ],
 }
@@ -81,6 +83,21 @@ def test_a_scripted_answer_comes_through(stack):
         "finish_reason": "stop",
     }
     assert answer["usage"]["completion_tokens"] >= len("The quick brown fox")
+
+
+def test_a_form_is_held_in_the_engine_process(stack):
+    form = {"response_format": {"type": "json_object"}}
+    choice = stack.chat("JSON-1", **form).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('{"a": 1}', "stop")
+    refused = stack.chat("words", **form)
+    assert refused.status_code == 500 and "not allowed here" in refused.json()["error"]["message"]
+
+
+def test_a_loop_is_cut_off_and_counted_as_one(stack):
+    answer = stack.chat("parrot").json()
+    assert answer["choices"][0]["finish_reason"] == "length" and answer["usage"]["completion_tokens"] < 600
+    assert any("requests" in name and '"loop"' in name and count == 1 for name, count in stack.stats().items())
+    assert stack.chat("parrot", loop_guard=False).json()["choices"][0]["finish_reason"] == "stop"
 
 
 def test_the_same_prompt_again_is_cached(stack):
