@@ -6,8 +6,8 @@ import httpx
 import openai
 import pytest
 from live_server import start
+from test_anthropic_messages import TEXTS, Trip
 from test_chat import ARGUMENTS, CALLS
-from test_messages import TEXTS, Trip
 
 OFF = {"effort": "none"}
 WEATHER = {
