@@ -19,11 +19,13 @@ import uvicorn
 from fake_engine import FakeEngine
 
 import kakera
+from kakera.server.access import Access
 from kakera.server.app import create_app
 from kakera.server.health import EngineWatch
 from kakera.server.model import ServedModel
 
 MINI = Path(kakera.__file__).parent / "data" / "mini"
+ACCESS = ("keys", "allowed_hosts", "origins")
 
 
 @dataclass
@@ -66,10 +68,12 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def start(model: ServedModel, path: Path, streams: list[dict], **options: Any) -> Iterator[Live]:
-    app_options = {key: options.pop(key) for key in ("api_key", "body_limit", "plan") if key in options}
+    access = Access.when_bound("127.0.0.1", **{key: options.pop(key) for key in ACCESS if key in options})
+    app_options = {key: options.pop(key) for key in ("body_limit", "plan") if key in options}
     stall = options.pop("stall_seconds", 60.0)
     engine = FakeEngine(path, streams, **options)
-    app = create_app(engine, model, watch=EngineWatch(engine, stall_seconds=stall, poll_seconds=0.05), **app_options)
+    watch = EngineWatch(engine, stall_seconds=stall, poll_seconds=0.05)
+    app = create_app(engine, model, watch=watch, access=access, **app_options)
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)

@@ -326,7 +326,7 @@ def test_a_bad_field_is_a_400_naming_it_in_anthropics_shape(live, fields, param)
 def test_errors_have_the_clients_own_types(serve, client):
     with pytest.raises(anthropic.NotFoundError, match="not served here"):
         client.messages.create(model="claude", max_tokens=5, messages=USER)
-    server = serve([{"text": "x"}], max_waiting=0, api_key="secret", body_limit=1000)
+    server = serve([{"text": "x"}], max_waiting=0, keys=("secret",), body_limit=1000)
     with anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as other:
         with pytest.raises(anthropic.RateLimitError) as full:
             ask(other)

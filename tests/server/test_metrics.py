@@ -111,7 +111,7 @@ def test_flushing_is_a_post_that_says_what_it_freed(live):
 
 
 def test_a_key_guards_the_routers_routes_but_not_metrics(serve):
-    live = serve([{"text": "x"}], api_key="secret")
+    live = serve([{"text": "x"}], keys=("secret",))
     for path in ("/get_model_info", "/get_server_info", "/v1/loads", "/v1/kakera/status"):
         assert live.http.get(path).status_code == 401
     assert live.http.post("/flush_cache").status_code == 401

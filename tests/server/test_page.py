@@ -127,7 +127,7 @@ def test_a_running_request_shows_its_progress(page, serve):
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab_only(page, serve):
-    live: Live = serve(SCRIPT, api_key="secret")
+    live: Live = serve(SCRIPT, keys=("secret",))
     page.goto(live.url)
     key = page.locator("#key")
     key.wait_for()

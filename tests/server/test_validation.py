@@ -193,7 +193,7 @@ def test_a_long_body_is_a_413_with_and_without_a_declared_length(serve):
 
 
 def test_an_api_key_guards_the_model_and_not_its_health(serve):
-    server = serve([{"text": "x"}], api_key="secret")
+    server = serve([{"text": "x"}], keys=("secret",))
     assert server.chat().status_code == 401
     assert server.http.get("/health").status_code == 200
     for headers in ({"Authorization": "Bearer secret"}, {"x-api-key": "secret"}):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from kakera.cli import app, checks
 from kakera.cli.checks import Finding
 from kakera.cli.model import resolve_model
-from kakera.cli.serve import read_key
+from kakera.cli.serve import read_keys
 from kakera.cli.service import serve_options, write_private
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
@@ -97,6 +97,7 @@ def test_dry_run_prints_the_unit_and_changes_nothing(tiny_model: Path, tmp_path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     monkeypatch.chdir(tiny_model.parent)
     options = ["--gpus", "cpu", "--context", "1024", "--port", "31000", "--api-key", "secret"]
+    options += ["--allowed-host", "a.example", "--allowed-host", "b.example"]
     done = CliRunner().invoke(app, ["service", "install", tiny_model.name, *options, "--dry-run"])
     assert done.exit_code == 0, done.output
     unit = settings_of(done.stdout)
@@ -104,6 +105,7 @@ def test_dry_run_prints_the_unit_and_changes_nothing(tiny_model: Path, tmp_path:
     assert words[:5] == [":" + sys.executable, "-m", "kakera.cli", "serve", str(tiny_model.resolve())]
     for option, value in (("--port", "31000"), ("--context", "1024"), ("--gpus", "cpu")):
         assert words[words.index(option) + 1] == value
+    assert [words[i + 1] for i, word in enumerate(words) if word == "--allowed-host"] == ["a.example", "b.example"]
     assert "--host" not in words and "--chunk" not in words, "defaults are not frozen"
     assert "secret" not in done.stdout and words[words.index("--api-key-file") + 1].endswith("kakera/api-key")
     assert unit["ExecStartPre"].endswith("doctor --check") and unit["Environment"] == "CUDA_VISIBLE_DEVICES=1"
@@ -167,11 +169,13 @@ def test_lingering_that_is_not_permitted_is_said(tmp_path: Path) -> None:
 def test_a_key_comes_from_a_file_that_holds_one(tmp_path: Path) -> None:
     path = tmp_path / "config" / "key"
     write_private(path, "secret\n")
-    assert read_key(path) == "secret" and path.stat().st_mode & 0o777 == 0o600
+    assert read_keys(path) == ("secret",) and path.stat().st_mode & 0o777 == 0o600
+    write_private(path, "new\n\n old \n")
+    assert read_keys(path) == ("new", "old")
     write_private(path, "\n")
     for wrong in (path, tmp_path / "none"):
         with pytest.raises(UsageError, match="--api-key-file"):
-            read_key(wrong)
+            read_keys(wrong)
 
 
 def test_doctors_check_is_quiet_unless_something_is_broken(monkeypatch) -> None:

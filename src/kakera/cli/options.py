@@ -25,6 +25,14 @@ LEVELS = ("debug", "info", "warning", "error")
 HostOption = Annotated[str, typer.Option("--host", help="Address to listen on.")]
 PortOption = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")]
 KeyOption = Annotated[str | None, typer.Option("--api-key", help="Refuse requests without this key.")]
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option("--allowed-host", metavar="NAME", help="Answer to this name, too, such as a proxy's. Repeatable."),
+]
+CorsOption = Annotated[
+    list[str] | None,
+    typer.Option("--cors-origin", metavar="ORIGIN", help="Let this site's pages use the server. Repeatable."),
+]
 NameOption = Annotated[str | None, typer.Option("--served-name", help="Model name that clients see.")]
 LevelOption = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
 DEFAULT_HOST, DEFAULT_PORT, DEFAULT_LEVEL = "127.0.0.1", 30000, "info"

@@ -12,6 +12,8 @@ from kakera.cli.options import (
     DEFAULT_LEVEL,
     DEFAULT_PORT,
     LEVELS,
+    AllowedHostOption,
+    CorsOption,
     HostOption,
     KeyOption,
     LevelOption,
@@ -33,8 +35,10 @@ def serve(
     port: PortOption = DEFAULT_PORT,
     api_key: KeyOption = None,
     api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help="The same, from a file: process lists show options.")
+        Path | None, typer.Option("--api-key-file", help="Keys from a file, one a line: process lists show options.")
     ] = None,
+    allowed_host: AllowedHostOption = None,
+    cors_origin: CorsOption = None,
     served_name: NameOption = None,
     log_level: LevelOption = DEFAULT_LEVEL,
     stall_limit: Annotated[
@@ -51,12 +55,15 @@ def serve(
     from kakera.cli.engine import recipe_for, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
     from kakera.plan.devices import resolve
+    from kakera.server.access import Access
     from kakera.service.instance import Holder
     from kakera.service.notify import Notifier
     from kakera.service.predecessor import device_bytes_used, wait_for
 
     check_level(log_level)
-    key = read_key(api_key_file) if api_key_file else api_key
+    keys = read_keys(api_key_file) if api_key_file else (api_key,) if api_key else ()
+    names, origins = tuple(allowed_host or ()), tuple(cors_origin or ())
+    access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins)
     notifier = Notifier.from_environment()
     found = resolve_model(model)
     machine = resolve(wishes.gpus)
@@ -91,7 +98,7 @@ def serve(
                 offered,
                 host=host,
                 port=port,
-                api_key=key,
+                access=access,
                 log_level=log_level,
                 stall_seconds=limit,
                 attend=attendant(notifier, answers),
@@ -134,17 +141,17 @@ def check_level(log_level: str) -> None:
         raise UsageError(f"--log-level {log_level}: choose {', '.join(LEVELS)}")
 
 
-def read_key(path: Path) -> str:
-    """Raises UsageError."""
+def read_keys(path: Path) -> tuple[str, ...]:
+    """One a line, so that a new key can be valid beside the old one. Raises UsageError."""
     from kakera.errors import UsageError
 
     try:
-        key = path.read_text().strip()
+        keys = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
     except OSError as error:
         raise UsageError(f"--api-key-file {path}: {error.strerror}") from None
-    if not key:
+    if not keys:
         raise UsageError(f"--api-key-file {path}: the file is empty")
-    return key
+    return keys
 
 
 def check_port(host: str, port: int) -> None:

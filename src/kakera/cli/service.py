@@ -14,6 +14,8 @@ from kakera.cli.options import (
     DEFAULT_LEVEL,
     DEFAULT_PORT,
     MEMORY_OPTIONS,
+    AllowedHostOption,
+    CorsOption,
     HostOption,
     KeyOption,
     LevelOption,
@@ -39,6 +41,8 @@ def install(
     host: HostOption = DEFAULT_HOST,
     port: PortOption = DEFAULT_PORT,
     api_key: KeyOption = None,
+    allowed_host: AllowedHostOption = None,
+    cors_origin: CorsOption = None,
     served_name: NameOption = None,
     log_level: LevelOption = DEFAULT_LEVEL,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
@@ -58,6 +62,7 @@ def install(
     found = resolve_model(model)
     key_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if api_key else None
     options = serve_options(found, model, host, port, key_file, served_name, log_level, wishes)
+    options += access_options(host, allowed_host or [], cors_origin or [])
     facts = facts_for(found, options, wishes)
     text = unit_text(facts)
     if windows:
@@ -146,6 +151,15 @@ def serve_options(
         if value != default:
             words += [f"--{name}", str(value)]
     return tuple(words)
+
+
+def access_options(host: str, allowed_hosts: list[str], origins: list[str]) -> tuple[str, ...]:
+    """Raises UsageError here rather than at every boot."""
+    from kakera.server.access import Access
+
+    Access.when_bound(host, allowed_hosts=tuple(allowed_hosts), origins=tuple(origins))
+    given = [("--allowed-host", name) for name in allowed_hosts] + [("--cors-origin", origin) for origin in origins]
+    return tuple(word for pair in given for word in pair)
 
 
 def facts_for(found: Model, options: tuple[str, ...], wishes: Wishes) -> Facts:

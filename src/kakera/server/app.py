@@ -1,27 +1,29 @@
-"""The application: routes, error handlers, body limit and API key, put together."""
+"""The application: routes, error handlers, limits and access, put together."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
 from fastapi.responses import Response
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakera import __version__
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
+from kakera.server.access import OPEN, Access
 from kakera.server.chat import chat_routes
 from kakera.server.completions import completion_routes
 from kakera.server.errors import Refusals, error_body, install_handlers
+from kakera.server.guard import Guard
 from kakera.server.health import EngineWatch, health_routes
 from kakera.server.messages import messages_routes
 from kakera.server.model import ServedModel
-from kakera.server.page_routes import PATHS, page_routes
+from kakera.server.page_routes import page_routes
 from kakera.server.responses import responses_routes
 from kakera.server.router_routes import router_routes
 from kakera.server.service import Service
@@ -38,11 +40,11 @@ def create_app(
     *,
     plan: Plan | None = None,
     watch: EngineWatch | None = None,
-    api_key: str | None = None,
+    access: Access = OPEN,
     body_limit: int = BODY_LIMIT,
 ) -> FastAPI:
-    """`plan` is what the page compares memory with. `watch` may carry what to do when the engine dies. With `api_key`,
-    all but /health, /metrics and the page's files need it."""
+    """`plan` is what the page compares memory with. `watch` may carry what to do when the engine dies. With keys, all
+    but /health, /metrics and the page's files need one, and the routes' description is switched off."""
     watch = watch or EngineWatch(engine)
     service = Service(engine, model, watch)
     refusals = Refusals(service.metrics)
@@ -53,7 +55,12 @@ def create_app(
         yield
         polling.cancel()
 
-    app = FastAPI(title="kakera", version=__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="kakera",
+        version=__version__,
+        lifespan=lifespan,
+        openapi_url=None if access.keys else "/openapi.json",  # without it FastAPI has no /docs and /redoc either
+    )
     app.state.service = service
     install_handlers(app, refusals)
 
@@ -80,30 +87,12 @@ def create_app(
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_middleware(BodyLimit, limit=body_limit, refusals=refusals)
-    if api_key:
-        app.add_middleware(ApiKey, key=api_key, refusals=refusals)
+    app.add_middleware(Guard, access=access, refusals=refusals)
+    if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key
+        app.add_middleware(
+            CORSMiddleware, allow_origins=access.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
     return app
-
-
-class ApiKey:
-    """Bearer token or x-api-key."""
-
-    OPEN_PATHS = ("/health", "/metrics", *PATHS)
-
-    def __init__(self, app: ASGIApp, key: str, refusals: Refusals):
-        self._app, self._refusals = app, refusals
-        self._key = key.encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in self.OPEN_PATHS or self._allowed(dict(scope["headers"])):
-            await self._app(scope, receive, send)
-            return
-        body = error_body("wrong or missing API key; send it as Authorization: Bearer KEY", 401, "invalid_api_key")
-        await self._refusals.answer(scope, 401, body)(scope, receive, send)
-
-    def _allowed(self, headers: dict[bytes, bytes]) -> bool:
-        bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        return any(hmac.compare_digest(key, self._key) for key in (bearer, headers.get(b"x-api-key", b"")))
 
 
 class BodyLimit:

@@ -16,7 +16,7 @@ from kakera.server.metrics import Metrics
 from kakera.server.record import record_refusal
 
 RETRY_AFTER_SECONDS = 2  # about the time in which a running request finishes or a slot frees
-TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 ANTHROPIC_ROUTE = "/v1/messages"
 ANTHROPIC_TYPES = {**TYPES, 413: "request_too_large"}

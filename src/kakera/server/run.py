@@ -12,6 +12,7 @@ import uvicorn
 from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
+from kakera.server.access import OPEN, Access
 from kakera.server.app import create_app
 from kakera.server.health import STALL_SECONDS, EngineWatch
 from kakera.server.model import ServedModel
@@ -58,7 +59,7 @@ async def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 30000,
-    api_key: str | None = None,
+    access: Access = OPEN,
     log_level: str = "info",
     stall_seconds: float = STALL_SECONDS,
     attend: Attendant = unattended,
@@ -83,7 +84,7 @@ async def serve(
             watch.give_up(error)
 
     watch = EngineWatch(engine, on_death=stop, stall_seconds=stall_seconds)
-    app = create_app(engine, model, plan=plan, watch=watch, api_key=api_key)
+    app = create_app(engine, model, plan=plan, watch=watch, access=access)
     config = uvicorn.Config(
         app,
         host=host,

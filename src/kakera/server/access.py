@@ -1,0 +1,68 @@
+"""Who may ask, as the command line says it: API keys, names of this host, pages of other sites.
+
+A server on loopback is in reach of every page that its user's browser shows. A page of another origin can post to it
+without reading the answer, and with a name that it lets resolve to 127.0.0.1 (DNS rebinding) it could read as well.
+Both are told apart from our own page by headers that scripts can not set.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+
+from kakera.errors import UsageError
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
+
+
+@dataclass(frozen=True)
+class Access:
+    """`keys`: one of them is needed, if there are any. `hosts`: names that Host may have; empty takes every name.
+    `origins`: those of pages elsewhere that may use this server from a browser."""
+
+    keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+    @classmethod
+    def when_bound(
+        cls,
+        address: str,
+        *,
+        keys: tuple[str, ...] = (),
+        allowed_hosts: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
+    ) -> Access:
+        """Host is checked on loopback, where no other name is meant, and elsewhere if names are given: which names
+        lead to an address in a network can not be known. Raises UsageError for what is no host or no origin."""
+        for origin in origins:
+            if not ORIGIN.fullmatch(origin):
+                raise UsageError(f"--cors-origin {origin}: write it as browsers do, such as http://localhost:3000")
+        for name in allowed_hosts:
+            if "/" in name or not host_name(name):
+                raise UsageError(f"--allowed-host {name}: write a name or an address, such as ai.example.com")
+        names = tuple(host_name(name) for name in allowed_hosts)
+        checked = bool(names) or is_loopback(address)
+        return cls(keys, (*LOOPBACK_NAMES, host_name(address), *names) if checked else (), origins)
+
+
+def is_loopback(address: str) -> bool:
+    try:
+        found = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        return False  # uvicorn will say that it can not listen there
+    return ipaddress.ip_address(found).is_loopback
+
+
+def host_name(host: str) -> str:
+    """Without port, brackets and the root's dot: "[::1]:30000" is "::1"."""
+    host = host.lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host if host.count(":") > 1 else host.partition(":")[0].rstrip(".")
+
+
+OPEN = Access()

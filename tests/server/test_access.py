@@ -1,0 +1,133 @@
+"""Who may ask: Host and Origin as browsers send them, keys, and pages of other sites. Over real HTTP."""
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from kakera.errors import UsageError
+from kakera.server.access import Access
+
+ELSEWHERE = "http://elsewhere.example"
+BODY = {"model": "mini", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+def ask(live, **headers: str) -> httpx.Response:
+    return live.http.post("/v1/chat/completions", json=BODY, headers=headers)
+
+
+def port_of(live) -> str:
+    return live.url.rpartition(":")[2]
+
+
+def test_a_name_that_was_made_to_point_here_is_refused_on_every_route(live):
+    for host in (f"rebound.example:{port_of(live)}", "rebound.example", "127.0.0.1.rebound.example", "localhost.x"):
+        for path in ("/", "/health", "/metrics", "/v1/models", "/v1/kakera/status"):
+            response = live.http.get(path, headers={"Host": host})
+            assert response.status_code == 421 and response.json()["error"]["code"] == "host_not_allowed"
+        refused = ask(live, Host=host, Origin=f"http://{host}")
+        assert refused.status_code == 421 and "--allowed-host" in refused.json()["error"]["message"]
+
+
+def test_loopback_has_its_names_with_any_port(live):
+    for host in ("localhost", "LOCALHOST:1", "localhost.:30000", "127.0.0.1", "[::1]", "[::1]:30000"):
+        assert live.http.get("/health", headers={"Host": host}).status_code == 200, host
+
+
+def test_a_name_that_was_allowed_is_answered(serve):
+    server = serve([{"text": "x"}], allowed_hosts=("AI.example.com", "10.0.0.7"))
+    for host in ("ai.example.com", "ai.example.com:8443", "10.0.0.7", "localhost"):
+        assert ask(server, Host=host, Origin=f"https://{host}").status_code == 200, host
+    assert ask(server, Host="other.example.com").status_code == 421
+
+
+@pytest.mark.parametrize("path", ["/flush_cache", "/v1/chat/completions", "/v1/messages", "/tokenize", "/v1/invented"])
+@pytest.mark.parametrize("origin", [ELSEWHERE, "null", "http://localhost:3000", "http://127.0.0.1"])
+def test_a_page_elsewhere_can_not_drive_a_server_without_a_key(live, path, origin):
+    before = len(live.engine.requests)
+    plain = {"Origin": origin, "Content-Type": "text/plain"}  # what a browser sends without a preflight
+    response = live.http.post(path, content='{"prompt": "x"}', headers=plain)
+    error = response.json()["error"]
+    assert response.status_code == 403 and error["type"] == "permission_error" and "--cors-origin" in error["message"]
+    assert len(live.engine.requests) == before
+
+
+def test_no_answer_may_be_read_by_a_page_elsewhere(live):
+    for response in (live.http.get("/v1/models", headers={"Origin": ELSEWHERE}), ask(live, Origin=ELSEWHERE)):
+        assert not [name for name in response.headers if name.startswith("access-control-")]
+    asked = {"Origin": ELSEWHERE, "Access-Control-Request-Method": "POST"}
+    assert live.http.options("/v1/chat/completions", headers=asked).status_code == 405
+
+
+def test_our_own_page_works_under_each_of_its_names(live):
+    for host in (f"127.0.0.1:{port_of(live)}", f"localhost:{port_of(live)}"):
+        assert live.http.get("/", headers={"Host": host}).status_code == 200
+        assert ask(live, Host=host, Origin=f"http://{host}").status_code == 200
+
+
+def test_clients_send_no_origin(live):
+    assert live.client.chat.completions.create(**BODY).usage.completion_tokens == 2
+    with anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0, timeout=20) as client:
+        assert client.messages.create(**BODY).usage.output_tokens == 2
+    assert live.http.post("/flush_cache").status_code == 200
+
+
+def test_a_site_that_was_allowed_may_ask_and_read_and_no_other(serve):
+    here = "http://localhost:3000"
+    server = serve([{"text": "x"}], origins=(here,), keys=("secret",))
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    preflight = server.http.options("/v1/chat/completions", headers={"Origin": here, **asked})
+    assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == here
+    assert "authorization" in preflight.headers["access-control-allow-headers"]
+    for key, status in (("secret", 200), ("wrong", 401)):
+        response = ask(server, Origin=here, Authorization=f"Bearer {key}")
+        assert response.status_code == status and response.headers["access-control-allow-origin"] == here
+    refused = server.http.options("/v1/chat/completions", headers={"Origin": ELSEWHERE, **asked})
+    assert refused.status_code == 400 and "access-control-allow-origin" not in refused.headers
+
+
+def test_a_site_that_was_allowed_needs_no_key_where_there_is_none(serve):
+    server = serve([{"text": "x"}], origins=("http://localhost:3000",))
+    assert ask(server, Origin="http://localhost:3000").status_code == 200
+    assert ask(server, Origin="http://localhost:3001").status_code == 403
+
+
+def test_each_of_several_keys_is_taken_in_both_headers_and_nothing_near_them(serve):
+    server = serve([{"text": "x"}], keys=("new", "old"))
+    for key in ("new", "old"):
+        assert ask(server, Authorization=f"Bearer {key}").status_code == 200
+        assert ask(server, **{"x-api-key": key}).status_code == 200
+    assert ask(server).status_code == ask(server, **{"x-api-key": ""}).status_code == 401
+    for key in ("ne", "neww", "newold", "new,old", "NEW"):
+        assert ask(server, Authorization=f"Bearer {key}").status_code == 401
+        assert ask(server, **{"x-api-key": key}).status_code == 401
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="old", max_retries=0) as client:
+        assert client.models.list().data
+
+
+def test_with_keys_the_routes_are_described_to_nobody(serve, live):
+    server = serve([{"text": "x"}], keys=("secret",))
+    for path in ("/docs", "/redoc", "/openapi.json"):
+        assert server.http.get(path, headers={"x-api-key": "secret"}).status_code == 404
+        assert live.http.get(path).status_code == 200
+
+
+def test_host_is_checked_on_loopback_and_elsewhere_if_names_are_given():
+    assert "127.0.0.5" in Access.when_bound("127.0.0.5").hosts and Access.when_bound("localhost").hosts
+    assert Access.when_bound("::1").hosts
+    assert Access.when_bound("0.0.0.0").hosts == Access.when_bound("::").hosts == ()
+    assert {"a.example", "localhost", "0.0.0.0"} <= set(
+        Access.when_bound("0.0.0.0", allowed_hosts=("a.example",)).hosts
+    )
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "localhost:3000", "http://a.example/", "http://*.example"])
+def test_what_no_browser_sends_as_an_origin_is_a_usage_error(origin):
+    with pytest.raises(UsageError, match="--cors-origin"):
+        Access.when_bound("127.0.0.1", origins=(origin,))
+
+
+@pytest.mark.parametrize("name", ["", "http://a.example", "a.example/v1"])
+def test_what_is_no_host_is_a_usage_error(name):
+    with pytest.raises(UsageError, match="--allowed-host"):
+        Access.when_bound("127.0.0.1", allowed_hosts=(name,))
