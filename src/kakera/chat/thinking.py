@@ -29,19 +29,22 @@ EFFORTS: dict[str, int | None] = {
     "none": 0, "minimal": 256, "low": 1024, "medium": 4096, "high": 16384, "xhigh": None, "max": None,
 }  # fmt: skip
 
+LARGEST_BUDGET = 2**31 - 1  # it travels to the engine as a machine integer
+
 
 def thinking_budget(wish: int | None, template_kwargs: dict[str, Any], effort: str | None) -> int | None:
     """Tokens that the reasoning may take; None is no limit. A number wins over an effort.
 
-    Raises RequestRefused for a budget among the template's variables that is no whole number.
+    Raises RequestRefused for a budget among the template's variables that is no number of tokens.
     """
     if wish is None:
         wish = template_kwargs.get("thinking_budget")
     if wish is None:
         return EFFORTS[effort] if effort is not None else None
-    if isinstance(wish, bool) or not isinstance(wish, int) or wish < 0:
+    if isinstance(wish, bool) or not isinstance(wish, int) or not 0 <= wish <= LARGEST_BUDGET:
         raise RequestRefused(
-            f"thinking_budget is {wish!r}; give a number of tokens", param="chat_template_kwargs.thinking_budget"
+            f"thinking_budget is {wish!r}; give a number of tokens, at most {LARGEST_BUDGET}",
+            param="chat_template_kwargs.thinking_budget",
         )
     return wish
 
