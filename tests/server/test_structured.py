@@ -102,6 +102,13 @@ BAD = [
     ("response_format.json_schema.schema", {"type": "json_schema", "json_schema": {"schema": {"pattern": "("}}}),
     ("response_format.json_schema.schema", {"type": "json_schema", "json_schema": {"schema": {"maxItems": 10**9}}}),
     ("response_format.json_schema.schema", {"type": "json_schema", "json_schema": {"schema": {"uniqueItems": True}}}),
+    (
+        "response_format.json_schema.schema",
+        {
+            "type": "json_schema",
+            "json_schema": {"schema": {"items": {"properties": {f"p{i}": {} for i in range(600)}}}},
+        },
+    ),
     ("response_format.json_schema", {"type": "json_schema"}),
     ("response_format.regex", {"type": "regex", "regex": "(?=a)b"}),
     ("response_format.regex", {"type": "regex"}),
@@ -118,6 +125,13 @@ def test_what_can_not_be_enforced_is_refused_before_it_is_queued(live, param, wi
             wish["json_schema"]["schema"]["type"] = "string"
     assert refused(live, response_format=wish).param == param
     assert ask(live, "hi").choices[0].message.content == "Plain words."
+
+
+@pytest.mark.parametrize(("kind", "wish"), [("regex", "\ud800"), ("json", "[" * 100_000), ("grammar", "\ud800")])
+def test_text_that_can_not_be_read_is_refused(live, kind, wish):
+    body = json.dumps({"prompt": "x", "max_tokens": 1, "structured_outputs": {kind: wish}})
+    response = live.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400 and response.json()["error"]["param"] == f"structured_outputs.{kind}"
 
 
 def test_a_grammar_that_is_too_large_is_refused_with_its_limit(live):
@@ -209,8 +223,9 @@ def test_a_budget_ends_the_reasoning(live, fields, budget):
 @pytest.mark.parametrize("fields", [{"reasoning_effort": "huge"}, {"thinking_budget": -1}, {"thinking_budget": "9"}])
 def test_a_wrong_budget_names_its_field(live, fields):
     assert refused(live, extra_body=fields).param == next(iter(fields))
-    nested = {"chat_template_kwargs": {"thinking_budget": "9"}}
-    assert refused(live, extra_body=nested).param == "chat_template_kwargs.thinking_budget"
+    for wish in ("9", 2**70):
+        nested = {"chat_template_kwargs": {"thinking_budget": wish}}
+        assert refused(live, extra_body=nested).param == "chat_template_kwargs.thinking_budget"
 
 
 @pytest.mark.parametrize(

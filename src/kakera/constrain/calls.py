@@ -123,8 +123,8 @@ def _tells_apart(schema: Any, root: Schema) -> bool:
     branches = plain.get("anyOf", plain.get("oneOf", [{**plain, "type": t} for t in _listed(plain.get("type"))]))
     own = plain.keys() <= {*ANNOTATIONS, "anyOf", "oneOf"}
     return own and all(
-        found.get("type") in {"string", *SCALARS} and found.keys() <= ANNOTATIONS
-        for found in (resolve(branch, root) for branch in branches)
+        found.get("type") in ("string", *SCALARS) and found.keys() <= ANNOTATIONS
+        for found in (resolve(branch, root) for branch in _listed(branches))
     )
 
 
@@ -135,7 +135,7 @@ def _listed(types: Any) -> list[Any]:
 def _check_object(root: Schema, properties: Schema, required: list[Any], param: str) -> None:
     """Raises RequestRefused for what the order "each property once" does not guarantee."""
     unknown = sorted(root.keys() - OBJECT_KEYS)
-    missing = [name for name in required if name not in properties]
+    missing = [name for name in required if not (isinstance(name, str) and name in properties)]
     if unknown or missing or root.get("type", "object") != "object":
         what = (
             f"{', '.join(unknown)} beside properties"

@@ -26,7 +26,7 @@ def json_answer(schema: Any, param: str) -> Answer:
     if isinstance(schema, str):  # guided_json may be text
         try:
             schema = json.loads(schema)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestRefused(f"{param} is not JSON: {error}", param=param) from None
     return Answer(param, f"answer: {json_value(schema, param)}\n")
 
@@ -39,7 +39,8 @@ def regex_answer(pattern: Any, param: str) -> Answer:
 def choice_answer(choices: Any, param: str) -> Answer:
     if not isinstance(choices, list) or not choices or not all(isinstance(c, str) and c for c in choices):
         raise RequestRefused(f"{param} must be a list of strings that are not empty", param=param)
-    return Answer(param, f"answer: {' | '.join(map(literal, choices))}\n")
+    # one terminal: as so many rules, 2,000 of them would be more than a parser's row holds
+    return Answer(param, f"answer: ANSWER\nANSWER: {' | '.join(map(literal, choices))}\n")
 
 
 def grammar_answer(text: Any, param: str) -> Answer:
@@ -99,4 +100,6 @@ def structured_outputs(wish: dict[str, Any], param: str = "structured_outputs") 
 def _text(value: Any, param: str) -> str:
     if not isinstance(value, str) or not value:
         raise RequestRefused(f"{param} must be a string that is not empty", param=param)
+    if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
+        raise RequestRefused(f"{param} holds half of a surrogate pair, which is no character", param=param)
     return value

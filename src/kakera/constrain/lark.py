@@ -9,6 +9,7 @@ from kakera.errors import RequestRefused
 from kakera.text.tokenizer import Tokenizer
 
 LONGEST_REPEAT = 100_000  # items, characters or properties that a schema may count up to
+MOST_OPTIONAL = 490  # properties of one object: at the brace each is 4 items of the parser's row, which holds 2,000
 REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 # JSON comes on one line, with a space or none behind commas and colons: where any white space is allowed, small models
 # go on writing it (mini spent 200 tokens on three fields). What a schema says about "lenient" is overruled: a keyword
@@ -51,9 +52,22 @@ def check_schema(node: Any, param: str, depth: int = 0) -> None:
         count = node.get(name)
         if isinstance(count, int | float) and count > LONGEST_REPEAT:
             raise RequestRefused(f"{param}: {name} is {count}; the limit is {LONGEST_REPEAT}", param=param)
+    optional = _optional(node)
+    if optional > MOST_OPTIONAL:
+        raise RequestRefused(
+            f"{param}: {optional} optional properties of one object; the limit is {MOST_OPTIONAL}", param=param
+        )
     for key, value in node.items():
         if key not in ("enum", "const", "default", "examples"):  # values, not schemas
             check_schema(value, param, depth + 1)
+
+
+def _optional(node: dict[str, Any]) -> int:
+    properties, required = node.get("properties"), node.get("required")
+    if not isinstance(properties, dict):
+        return 0
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    return len(properties.keys() - names)
 
 
 def grammar(start: str, rules: str, nested: dict[str, str] | None = None) -> str:
