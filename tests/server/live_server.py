@@ -22,6 +22,7 @@ import kakera
 from kakera.server.access import Access
 from kakera.server.app import create_app
 from kakera.server.health import EngineWatch
+from kakera.server.limits import CONNECTIONS, TimedConnection
 from kakera.server.model import ServedModel
 
 MINI = Path(kakera.__file__).parent / "data" / "mini"
@@ -69,13 +70,15 @@ def free_port() -> int:
 @contextlib.contextmanager
 def start(model: ServedModel, path: Path, streams: list[dict], **options: Any) -> Iterator[Live]:
     access = Access.when_bound("127.0.0.1", **{key: options.pop(key) for key in ACCESS if key in options})
-    app_options = {key: options.pop(key) for key in ("body_limit", "plan") if key in options}
+    app_options = {key: options.pop(key) for key in ("body_limit", "body_seconds", "plan") if key in options}
+    connections = {**CONNECTIONS, "http": options.pop("http", TimedConnection)}
     stall = options.pop("stall_seconds", 60.0)
     engine = FakeEngine(path, streams, **options)
     watch = EngineWatch(engine, stall_seconds=stall, poll_seconds=0.05)
     app = create_app(engine, model, watch=watch, access=access, **app_options)
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=2))
+    config = uvicorn.Config(app, port=port, log_level="error", timeout_graceful_shutdown=2, **connections)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     while not server.started:

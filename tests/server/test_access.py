@@ -1,12 +1,18 @@
-"""Who may ask: Host and Origin as browsers send them, keys, and pages of other sites. Over real HTTP."""
+"""Who may ask: Host and Origin as browsers send them, keys, other sites; and who takes too long. Over real HTTP."""
+
+import contextlib
+import socket
+import time
 
 import anthropic
 import httpx
 import openai
 import pytest
+from live_server import start
 
 from kakera.errors import UsageError
 from kakera.server.access import Access
+from kakera.server.limits import TimedConnection
 
 ELSEWHERE = "http://elsewhere.example"
 BODY = {"model": "mini", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -72,17 +78,23 @@ def test_clients_send_no_origin(live):
     assert live.http.post("/flush_cache").status_code == 200
 
 
-def test_a_site_that_was_allowed_may_ask_and_read_and_no_other(serve):
+@pytest.fixture(scope="module")
+def keyed(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("keyed") / "script.json"
+    with start(model, path, [{"text": "x"}], keys=("new", "old"), origins=("http://localhost:3000",)) as server:
+        yield server
+
+
+def test_a_site_that_was_allowed_may_ask_and_read_and_no_other(keyed):
     here = "http://localhost:3000"
-    server = serve([{"text": "x"}], origins=(here,), keys=("secret",))
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
-    preflight = server.http.options("/v1/chat/completions", headers={"Origin": here, **asked})
+    preflight = keyed.http.options("/v1/chat/completions", headers={"Origin": here, **asked})
     assert preflight.status_code == 200 and preflight.headers["access-control-allow-origin"] == here
     assert "authorization" in preflight.headers["access-control-allow-headers"]
-    for key, status in (("secret", 200), ("wrong", 401)):
-        response = ask(server, Origin=here, Authorization=f"Bearer {key}")
+    for key, status in (("new", 200), ("wrong", 401)):
+        response = ask(keyed, Origin=here, Authorization=f"Bearer {key}")
         assert response.status_code == status and response.headers["access-control-allow-origin"] == here
-    refused = server.http.options("/v1/chat/completions", headers={"Origin": ELSEWHERE, **asked})
+    refused = keyed.http.options("/v1/chat/completions", headers={"Origin": ELSEWHERE, **asked})
     assert refused.status_code == 400 and "access-control-allow-origin" not in refused.headers
 
 
@@ -92,23 +104,21 @@ def test_a_site_that_was_allowed_needs_no_key_where_there_is_none(serve):
     assert ask(server, Origin="http://localhost:3001").status_code == 403
 
 
-def test_each_of_several_keys_is_taken_in_both_headers_and_nothing_near_them(serve):
-    server = serve([{"text": "x"}], keys=("new", "old"))
+def test_each_of_several_keys_is_taken_in_both_headers_and_nothing_near_them(keyed):
     for key in ("new", "old"):
-        assert ask(server, Authorization=f"Bearer {key}").status_code == 200
-        assert ask(server, **{"x-api-key": key}).status_code == 200
-    assert ask(server).status_code == ask(server, **{"x-api-key": ""}).status_code == 401
+        assert ask(keyed, Authorization=f"Bearer {key}").status_code == 200
+        assert ask(keyed, **{"x-api-key": key}).status_code == 200
+    assert ask(keyed).status_code == ask(keyed, **{"x-api-key": ""}).status_code == 401
     for key in ("ne", "neww", "newold", "new,old", "NEW"):
-        assert ask(server, Authorization=f"Bearer {key}").status_code == 401
-        assert ask(server, **{"x-api-key": key}).status_code == 401
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="old", max_retries=0) as client:
+        assert ask(keyed, Authorization=f"Bearer {key}").status_code == 401
+        assert ask(keyed, **{"x-api-key": key}).status_code == 401
+    with openai.OpenAI(base_url=keyed.url + "/v1", api_key="old", max_retries=0) as client:
         assert client.models.list().data
 
 
-def test_with_keys_the_routes_are_described_to_nobody(serve, live):
-    server = serve([{"text": "x"}], keys=("secret",))
+def test_with_keys_the_routes_are_described_to_nobody(keyed, live):
     for path in ("/docs", "/redoc", "/openapi.json"):
-        assert server.http.get(path, headers={"x-api-key": "secret"}).status_code == 404
+        assert keyed.http.get(path, headers={"x-api-key": "new"}).status_code == 404
         assert live.http.get(path).status_code == 200
 
 
@@ -131,3 +141,72 @@ def test_what_no_browser_sends_as_an_origin_is_a_usage_error(origin):
 def test_what_is_no_host_is_a_usage_error(name):
     with pytest.raises(UsageError, match="--allowed-host"):
         Access.when_bound("127.0.0.1", allowed_hosts=(name,))
+
+
+class Hasty(TimedConnection):
+    seconds = 0.3
+
+
+@pytest.fixture(scope="module")
+def hasty(model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("hasty") / "script.json"
+    with start(model, path, [{"text": "word"}], body_seconds=0.15, http=Hasty) as server:
+        server.engine.prefill_seconds = 0.4  # longer than both limits
+        yield server
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+BODY_HEAD = HEAD + b"Content-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+
+
+def trickle(live, beginning: bytes, drop: bytes) -> tuple[bytes, float]:
+    """Send a drop every 20 ms until the server closes. What it said, and after how many seconds."""
+    began = time.monotonic()
+    said = b""
+    with socket.create_connection(("127.0.0.1", int(port_of(live)))) as line:
+        line.sendall(beginning)
+        line.settimeout(0.02)
+        while time.monotonic() < began + 5:
+            try:
+                if not (part := line.recv(4096)):
+                    break
+                said += part
+            except TimeoutError:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    line.sendall(drop)
+            except ConnectionResetError:
+                break
+    return said, time.monotonic() - began
+
+
+@pytest.mark.parametrize("beginning", [b"", HEAD], ids=["nothing", "half a head"])
+def test_a_head_that_does_not_end_loses_its_connection(hasty, beginning):
+    said, seconds = trickle(hasty, beginning, b"X-A: b\r\n" if beginning else b"")
+    assert said == b"" and 0.25 < seconds < 2
+
+
+def test_a_body_that_trickles_is_told_and_then_cut_off(hasty):
+    said, seconds = trickle(hasty, BODY_HEAD + b"{", b" ")
+    assert said.startswith(b"HTTP/1.1 408 ") and b"did not end within 0.15 seconds" in said
+    assert 0.25 < seconds < 2
+
+
+def test_a_body_that_trickles_on_after_its_refusal_is_cut_off(hasty):
+    said, seconds = trickle(hasty, BODY_HEAD.replace(b"localhost", b"rebound.example"), b" ")
+    assert said.startswith(b"HTTP/1.1 421 ") and 0.25 < seconds < 2
+
+
+def test_only_incoming_requests_are_timed(hasty):
+    for _ in range(2):
+        began = time.monotonic()
+        assert hasty.post("/v1/completions", model="mini", prompt="a", max_tokens=1).status_code == 200
+        assert time.monotonic() - began > Hasty.seconds, "the test must outlast the limit"
+
+
+def test_headers_have_a_limit_in_number_and_in_bytes(live):
+    for headers in ({f"x-{i}": "y" for i in range(100)}, {"x-long": "y" * 17_000}):
+        response = live.http.get("/health", headers=headers)
+        assert response.status_code in (400, 431), response.text
+    assert live.http.get("/health", headers={f"x-{i}": "y" * 100 for i in range(90)}).status_code == 200
+    endless, seconds = trickle(live, HEAD, b"X-Long: " + b"y" * 4000 + b"\r\n")
+    assert endless.startswith(b"HTTP/1.1 400 ") and seconds < 2

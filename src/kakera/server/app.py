@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakera import __version__
 from kakera.plan.plan import Plan
@@ -18,9 +17,10 @@ from kakera.run.interface import AsyncEngine
 from kakera.server.access import OPEN, Access
 from kakera.server.chat import chat_routes
 from kakera.server.completions import completion_routes
-from kakera.server.errors import Refusals, error_body, install_handlers
+from kakera.server.errors import Refusals, install_handlers
 from kakera.server.guard import Guard
 from kakera.server.health import EngineWatch, health_routes
+from kakera.server.limits import BODY_BYTES, BODY_SECONDS, RequestLimits
 from kakera.server.messages import messages_routes
 from kakera.server.model import ServedModel
 from kakera.server.page_routes import page_routes
@@ -31,8 +31,6 @@ from kakera.server.sse import CLIENT_CLOSED_REQUEST, ClientLeft
 from kakera.server.status import status_routes
 from kakera.server.text_routes import text_routes
 
-BODY_LIMIT = 32 * 1024 * 1024  # bytes; 262,144 tokens are about 1 MB of text
-
 
 def create_app(
     engine: AsyncEngine,
@@ -41,7 +39,8 @@ def create_app(
     plan: Plan | None = None,
     watch: EngineWatch | None = None,
     access: Access = OPEN,
-    body_limit: int = BODY_LIMIT,
+    body_limit: int = BODY_BYTES,
+    body_seconds: float = BODY_SECONDS,
 ) -> FastAPI:
     """`plan` is what the page compares memory with. `watch` may carry what to do when the engine dies. With keys, all
     but /health, /metrics and the page's files need one, and the routes' description is switched off."""
@@ -86,42 +85,10 @@ def create_app(
         text = service.metrics.render(await watch.look(), model.name)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    app.add_middleware(BodyLimit, limit=body_limit, refusals=refusals)
+    app.add_middleware(RequestLimits, body_bytes=body_limit, body_seconds=body_seconds, refusals=refusals)
     app.add_middleware(Guard, access=access, refusals=refusals)
     if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key
         app.add_middleware(
             CORSMiddleware, allow_origins=access.origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
     return app
-
-
-class BodyLimit:
-    """413 for bodies that are too long, whether they say so or not."""
-
-    def __init__(self, app: ASGIApp, limit: int, refusals: Refusals):
-        self._app, self._refusals = app, refusals
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        messages: list[Message] = []
-        size = 0
-        while True:  # read here, so that the routes never see a body without an end
-            message = await receive()
-            messages.append(message)
-            size += len(message.get("body", b""))
-            if size > self._limit:
-                text = f"the request body is longer than {self._limit} bytes"
-                body = error_body(text, 413, "body_too_large")
-                await self._refusals.answer(scope, 413, body)(scope, receive, send)
-                return
-            if message["type"] != "http.request" or not message.get("more_body"):
-                break
-        messages.reverse()
-
-        async def replay() -> Message:
-            return messages.pop() if messages else await receive()
-
-        await self._app(scope, replay, send)

@@ -15,6 +15,7 @@ from kakera.run.interface import AsyncEngine
 from kakera.server.access import OPEN, Access
 from kakera.server.app import create_app
 from kakera.server.health import STALL_SECONDS, EngineWatch
+from kakera.server.limits import CONNECTIONS
 from kakera.server.model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ async def serve(
         log_level=log_level,
         access_log=False,  # kakera.requests has one line per request already
         timeout_graceful_shutdown=FINISH_SECONDS + LAST_WORDS_SECONDS,
+        **CONNECTIONS,
     )
     server = Server(config, app.state.service.stop, watch_over)
     await server.serve()

@@ -1,0 +1,112 @@
+"""What a request may cost before it is one: bytes and number of headers, bytes of body, time until it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+import h11
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from kakera.server.errors import Refusals, error_body
+
+HEADER_BYTES, HEADER_COUNT = 16 * 1024, 100
+BODY_BYTES = 32 * 1024 * 1024  # 262,144 tokens are about 1 MB of text
+BODY_SECONDS = 60.0  # 32 MB at 0.5 MB/s
+REQUEST_SECONDS = BODY_SECONDS + 5  # later than the answer that a slow body gets
+KEEP_ALIVE_SECONDS = 5  # between requests of a connection
+
+
+class RequestLimits:
+    """431 for headers, 413 for a body that is too long, whether it says so or not, and 408 for one that is too slow."""
+
+    def __init__(self, app: ASGIApp, body_bytes: int, body_seconds: float, refusals: Refusals):
+        self._app, self._refusals = app, refusals
+        self._bytes, self._seconds = body_bytes, body_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = scope["headers"]
+        if len(headers) > HEADER_COUNT or sum(len(name) + len(value) for name, value in headers) > HEADER_BYTES:
+            text = f"more than {HEADER_COUNT} headers or {HEADER_BYTES} bytes of them"
+            await self._refuse(431, "headers_too_large", text, scope, receive, send)
+            return
+        try:
+            async with asyncio.timeout(self._seconds):
+                messages = await self._whole(receive)
+        except TimeoutError:
+            text = f"the request body did not end within {self._seconds:g} seconds"
+            await self._refuse(408, "body_too_slow", text, scope, receive, send)
+            return
+        if messages is None:
+            text = f"the request body is longer than {self._bytes} bytes"
+            await self._refuse(413, "body_too_large", text, scope, receive, send)
+            return
+        messages.reverse()
+
+        async def replay() -> Message:
+            return messages.pop() if messages else await receive()
+
+        await self._app(scope, replay, send)
+
+    async def _whole(self, receive: Receive) -> list[Message] | None:
+        """Read here, so that the routes never see a body without an end. None if it is too long."""
+        messages: list[Message] = []
+        size = 0
+        while True:
+            message = await receive()
+            messages.append(message)
+            size += len(message.get("body", b""))
+            if size > self._bytes:
+                return None
+            if message["type"] != "http.request" or not message.get("more_body"):
+                return messages
+
+    async def _refuse(self, status: int, code: str, text: str, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._refusals.answer(scope, status, error_body(text, status, code))(scope, receive, send)
+
+
+class TimedConnection(H11Protocol):
+    """Closes a connection whose request is not complete in time, which uvicorn would hold for ever.
+
+    This bounds headers that trickle, connections that say nothing, and bodies that trickle on after their refusal.
+    """
+
+    seconds: ClassVar[float] = REQUEST_SECONDS
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._keep_time()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._keep_time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_time()
+
+    def _keep_time(self) -> None:
+        """From a request's first byte, or the connection's begin, to its last byte; further bytes win no time."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_time()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.seconds, self.transport.close)
+
+    def _stop_time(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+# h11 even where httptools is installed, which has no limit for headers; without websockets every request passes here
+CONNECTIONS: dict[str, Any] = {
+    "http": TimedConnection,
+    "ws": "none",
+    "h11_max_incomplete_event_size": HEADER_BYTES,
+    "timeout_keep_alive": KEEP_ALIVE_SECONDS,
+}
