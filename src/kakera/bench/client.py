@@ -86,6 +86,37 @@ class Client:
             "/v1/chat/completions", body, lambda choice: choice["delta"].get("content") or "", on_text
         )
 
+    async def send(self, path: str, body: Any) -> tuple[int, str]:
+        """Status and body of any POST, a stream read to its end. Raises KakeraError if the connection breaks."""
+        if isinstance(body, dict):
+            body = {"model": self._model, **body}
+        try:
+            answer = await self._http.post(path, json=body)
+        except _httpx().HTTPError as error:
+            raise KakeraError(f"{path}: the connection failed ({type(error).__name__}: {error})") from None
+        return answer.status_code, answer.text
+
+    async def text(self, path: str) -> str:
+        """Body of a GET. Raises KakeraError for anything but 200."""
+        try:
+            answer = await self._http.get(path)
+            answer.raise_for_status()
+        except _httpx().HTTPError as error:
+            raise KakeraError(f"{path}: {type(error).__name__}: {error}") from None
+        return str(answer.text)
+
+    async def status(self) -> dict[str, Any]:
+        """What a kakera server says about itself. Raises KakeraError if it is none, or gone."""
+        found: dict[str, Any] = json.loads(await self.text("/v1/kakera/status"))
+        return found
+
+    async def healthy(self) -> bool:
+        try:
+            await self.text("/health")
+        except KakeraError:
+            return False
+        return True
+
     async def _stream(
         self,
         path: str,

@@ -74,6 +74,14 @@ class ServerProcess:
         with urllib.request.urlopen(self.url + path, timeout=10) as answer:
             return bytes(answer.read()).decode()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def log(self) -> str:
+        """All that it has printed."""
+        return Path(self._log.name).read_text(errors="replace")
+
     def _ready(self) -> bool:
         try:
             self.get("/health")
@@ -92,4 +100,4 @@ class ServerProcess:
         self._log.close()
 
     def _tail(self) -> str:
-        return "\n".join(Path(self._log.name).read_text(errors="replace").splitlines()[-15:])
+        return "\n".join(self.log().splitlines()[-15:])

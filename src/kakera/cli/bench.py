@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from kakera.bench.engine import EngineBench
     from kakera.bench.load import Beside, Level, SecondTurn
 
-app = typer.Typer(help="Measure speed: serve, decode, prefill, kernels, figures.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measure speed and endurance: serve, decode, prefill, kernels, figures, soak.", no_args_is_help=True
+)
 
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw a plot: FILE.png, .svg or .pdf.", metavar="FILE")]
 ContextsOption = Annotated[str, typer.Option("--contexts", help="Context lengths in tokens.", metavar="N,N,...")]
@@ -231,6 +233,43 @@ def kernels(
         ]
         plots.draw(plot, f"all linears of {spec}, {found.device}", "rows", "ms", lines)
     _show({"spec": spec, "ranks": ranks, **asdict(found)}, as_json, tables(found, spec))
+
+
+@app.command()
+@with_memory_options
+def soak(
+    model: ModelArgument = "mini",
+    minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Time of all traffic.")] = 10,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides what each worker sends.")] = 0,
+    url: Annotated[str | None, typer.Option("--url", help="Use this server instead of starting one.")] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="The key of the server at --url.")] = None,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """Endurance: random mixed traffic, then an idle server that must have everything back. Exit status 1 if not."""
+    import asyncio
+
+    from kakera.bench import figure
+    from kakera.bench.server import ServerProcess, flags
+    from kakera.bench.soak import Soak
+
+    with contextlib.ExitStack() as stack:
+        process, subject = None, url
+        if url is None:
+            with _waiting("starting the server"):
+                process = stack.enter_context(ServerProcess(model, flags(wishes)))
+            url, subject = process.url, model
+        with _waiting("soaking") as tell:
+            report = asyncio.run(Soak(url, seed, api_key, process).run(minutes, tell))
+    title = f"{subject}: {report.tally.requests} requests in {report.seconds:.0f} s, seed {seed}"
+    _show(
+        {"subject": subject, "seed": seed, **report.json()},
+        as_json,
+        [figure.table(report.checks, title), report.lines()],
+    )
+    if not all(check.ok for check in report.checks):
+        raise typer.Exit(1)
 
 
 def _numbers(option: str, text: str) -> list[int]:
