@@ -27,10 +27,15 @@ class _Launch(ctypes.Structure):
 
 
 def int8_linear(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor) -> Tensor:
-    """[T, O] in x's dtype, float16 or bfloat16. q_OI int8, scale_O float16; I a multiple of 64, O of 16."""
+    """[T, O] in x's dtype, float16 or bfloat16. q_OI int8, scale_O float16; I a multiple of 64, O of 16.
+
+    Raises ValueError.
+    """
     outputs, inputs = q_OI.shape
     if inputs % STEP or outputs % 16:
         raise ValueError(f"int8 rows of {inputs} x {outputs}: inputs go in steps of {STEP}, outputs of 16")
+    if x_TI.dtype not in (torch.float16, torch.bfloat16):  # the kernel would read other bytes as fp16
+        raise ValueError(f"int8 rows take float16 or bfloat16, not {x_TI.dtype}")
     y_TO = x_TI.new_empty(len(x_TI), outputs)
     if len(x_TI) >= MANY_ROWS:
         for first in range(0, outputs, PIECE_ROWS):

@@ -25,6 +25,7 @@ COST = {1: 8, 2: 7, 3: 8, 4: 7, 5: 8, 6: 8, 7: 8, 8: 7}  # of a unit by bits: in
 BLOCK = 128
 BLOCKS_PER_SM = 2  # of trellis_few.cu
 MASK = 0x8FFF8FFF  # of the codebook; an argument, because the compiler makes two instructions of a known one
+HALVES = (torch.float16, torch.bfloat16)
 CODEBOOKS = {"mcg": "MCG", "3inst": "INST3", "mul1": "MUL1"}
 
 
@@ -94,10 +95,19 @@ class TrellisScratch:
 class TrellisLinear:
     """Linears that read the same input, at most PARTS, in one launch. (A chosen expert of a stack is such a part.)
 
-    All on one CUDA device, with one codebook, bits may differ. Channels are multiples of 128.
+    All on one CUDA device, with one codebook, bits may differ. Channels are multiples of 128. Raises ValueError.
     """
 
     parts: tuple[CodedLinear, ...]
+
+    def __post_init__(self) -> None:
+        alike = {(part.in_channels, part.codebook) for part in self.parts}
+        odd = [n for part in self.parts for n in (part.in_channels, part.out_channels) if n % BLOCK]
+        if not 1 <= len(self.parts) <= PARTS or len(alike) != 1 or odd:
+            shapes = ", ".join(f"{p.in_channels} -> {p.out_channels} {p.codebook}" for p in self.parts)
+            raise ValueError(
+                f"a launch takes 1 to {PARTS} linears of one input and one codebook, in blocks of {BLOCK}: not {shapes}"
+            )
 
     @property
     def in_channels(self) -> int:
@@ -115,6 +125,8 @@ class TrellisLinear:
 
     def into(self, x_TI: Tensor, y_PTO: Sequence[Tensor], scratch: TrellisScratch) -> None:
         """The same into tensors that are there, by the way that is faster for so many rows."""
+        if x_TI.dtype not in HALVES:  # a kernel would read other bytes as fp16
+            raise ValueError(f"coded linears take float16 or bfloat16, not {x_TI.dtype}")
         if len(x_TI) >= MANY_ROWS:
             self.many(x_TI, y_PTO, scratch)
             return
