@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_compiler_is_missed_only_where_a_gpu_needs_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(devices, "detect_gpus", lambda: ((devices.Device("card", 12 * 10**9),), ()))
     found = checks.c_compiler()
     assert found.status == "broken" and "apt install gcc" in found.fix
+
+
+def test_bindings_are_missed_only_where_a_gpu_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setattr(devices, "detect_gpus", lambda: ((), ()))
+    assert checks.cuda_bindings().status == "ok"
+    monkeypatch.setattr(devices, "detect_gpus", lambda: ((devices.Device("card", 12 * 10**9),), ()))
+    found = checks.cuda_bindings()
+    assert found.status == "broken" and "pip install 'cuda-bindings==" in found.fix
 
 
 def test_driver_that_does_not_answer_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def run_checks() -> list[Finding]:
         torch_import,
         gpu,
         torch_cuda,
+        cuda_bindings,
         c_compiler,
         cpu,
         memory,
@@ -100,6 +101,30 @@ def torch_cuda() -> Finding:
         fix = "update the NVIDIA driver, or install a torch for the CUDA version that nvidia-smi shows"
         return Finding("torch for the gpu", "broken", f"torch for CUDA {torch.version.cuda} sees no card", fix)
     return Finding("torch for the gpu", "ok", f"CUDA {torch.version.cuda}, {torch.cuda.device_count()} cards")
+
+
+def cuda_bindings() -> Finding:
+    """Our kernels are compiled and launched by them; torch's CUDA builds bring them from 2.10 on."""
+    from kakera.plan.devices import detect_gpus
+
+    if not detect_gpus()[0]:
+        return Finding("cuda bindings", "ok", "not needed without an NVIDIA GPU")
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError:
+        return Finding("cuda bindings", "broken", "cuda-bindings is missing: no GPU kernels", _bindings_fix())
+    try:
+        _, major, minor = nvrtc.nvrtcVersion()
+    except RuntimeError as error:
+        return Finding("cuda bindings", "broken", f"they find no NVRTC of their version: {error}", _bindings_fix())
+    return Finding("cuda bindings", "ok", f"NVRTC {major}.{minor}")
+
+
+def _bindings_fix() -> str:
+    import torch
+
+    major = (torch.version.cuda or "13").partition(".")[0]
+    return f"pip install 'cuda-bindings=={major}.*' (the CUDA version of torch)"
 
 
 def c_compiler() -> Finding:
