@@ -8,12 +8,15 @@ import signal
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from kakera.bench.figure import Figure
 from kakera.bench.server import ServerProcess, flags
-from kakera.bench.soak import Soak
-from kakera.bench.soak_checks import ProcessReading, Snapshot, Tally, judge
+from kakera.bench.soak import Report, Soak
+from kakera.bench.soak_checks import Peak, ProcessReading, Snapshot, Tally, judge
 from kakera.bench.soak_traffic import CHAT, COMPLETIONS, MESSAGES, PATHS, RESPONSES, Shot, Traffic, read_answer
 from kakera.bench.text import Prose
+from kakera.cli import app
 from kakera.errors import EngineDied, UsageError
 from kakera.plan.plan import Wishes
 
@@ -28,6 +31,7 @@ IDLE = {
     "slots_total": 4,
     "host_bytes_used": 30_000_000,
     "host_bytes_total": 64_000_000,
+    "counters": {"preemptions": 0},
 }
 SERVER, ENGINE = ProcessReading("server", 20, 100_000_000), ProcessReading("engine", 14, 600_000_000)
 BEFORE = Snapshot(IDLE, True, 1, (SERVER, ENGINE))
@@ -96,6 +100,18 @@ def test_faults_take_bounded_memory():
     assert tally.faults[0] == "fault 0" and len(tally.faults) < 20
 
 
+def test_a_failed_check_is_exit_status_1(monkeypatch):
+    leak = Figure("pages nobody can have", 1, "<=", 0)
+
+    async def run(*_):
+        return Report(1.0, Tally(), Peak(), BEFORE, BEFORE, [leak])
+
+    monkeypatch.setattr(Soak, "run", run)
+    result = CliRunner().invoke(app, ["bench", "soak", "--url", "http://127.0.0.1:9", "--json"])
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["subject"], document["checks"]) == (1, "http://127.0.0.1:9", [leak.json()])
+
+
 def shots(seed, worker, count=200):
     traffic = Traffic(Prose(), 1024, seed, worker)
     found = []
@@ -159,7 +175,7 @@ def test_a_short_soak_of_a_real_server_finds_nothing(server):
     assert [check.name for check in report.checks if not check.ok and "resident" not in check.name] == []
     assert {"server", "engine"} <= {process.name for process in report.after.processes}
     assert report.peak.running == 2 and report.tally.requests > 8
-    assert json.loads(json.dumps(report.json()))["checks"][0]["ok"]
+    assert json.loads(json.dumps(report.json()))["tally"]["sent"]["canary"] >= 4
 
 
 def test_a_context_that_is_too_small_is_refused(server, monkeypatch):
