@@ -29,13 +29,12 @@ def test_content_null_and_text_parts_become_strings():
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0]"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
-        (
-            [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}],
-            "messages[0].tool_calls[0].function.arguments",
+        *(
+            (
+                [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": text}}]}],
+                "messages[0].tool_calls[0].function.arguments",
+            )
+            for text in ("{", "[1]", "9" * 5000, "[" * 100_000)
         ),
         ([{"role": "assistant", "content": "", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
     ],

@@ -10,6 +10,7 @@ from test_anthropic_messages import TEXTS, Trip
 from test_chat import ARGUMENTS, CALLS
 
 OFF = {"effort": "none"}
+UNREADABLE = ("{", "9" * 5000, "[" * 100_000)  # not JSON, a number too long for Python, nested too deep
 WEATHER = {
     "type": "function",
     "name": "weather",
@@ -250,9 +251,12 @@ def test_a_developer_message_on_the_way_keeps_its_place(live):
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0]"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]},
-            "input[0].arguments",
+        *(
+            (
+                {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": text}]},
+                "input[0].arguments",
+            )
+            for text in UNREADABLE
         ),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"temperature": 3}, "temperature"),

@@ -75,7 +75,7 @@ def _call(call: dict[str, Any], path: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of another kind
             raise RequestRefused(
                 f"{path}: arguments are not JSON ({error})", param=f"{path}.function.arguments"
             ) from None

@@ -123,7 +123,7 @@ def content_block(block: Block) -> dict[str, Any] | None:
             return {"type": "text", "text": block.text}
     try:
         arguments = json.loads(block.text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return {"type": "tool_use", "id": block.id, "name": block.name, "input": arguments}
 

@@ -157,7 +157,7 @@ def call_object(item: dict[str, Any], path: str, names: ToolNames) -> dict[str, 
     else:
         try:
             arguments = json.loads(string(item, "arguments", path) or "{}")
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             message = f"{path}.arguments is not JSON ({error})"
             raise RequestRefused(message, param=f"{path}.arguments") from None
         if not isinstance(arguments, dict):
