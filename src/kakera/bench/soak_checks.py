@@ -90,8 +90,11 @@ def idle(engine: dict[str, Any]) -> bool:
     return not (_busy(engine) or _held(engine, "pages") or _held(engine, "slots"))
 
 
-def judge(before: Snapshot, after: Snapshot, tally: Tally, tracebacks: int) -> list[Figure]:
-    """The checks as figures with bars. `before` is the idle server after its warm-up, `after` the one at the end."""
+def judge(before: Snapshot, after: Snapshot, tally: Tally, tracebacks: int, warm: bool = True) -> list[Figure]:
+    """The checks as figures with bars. `before` is the idle server after its warm-up, `after` the one at the end.
+
+    Memory is judged only if `before` was `warm`: in its first minute a sound process grows by what it loads late.
+    """
     engine = after.engine
 
     def none(name: str, value: float, note: str = "") -> Figure:
@@ -105,7 +108,7 @@ def judge(before: Snapshot, after: Snapshot, tally: Tally, tracebacks: int) -> l
         Figure(
             "host cache in use", engine["host_bytes_used"] / 1e6, "<=", engine["host_bytes_total"] / 1e6, ".1f", " MB"
         ),
-        *_processes(before, after),
+        *_processes(before, after, warm),
         none("canary answers that differ", tally.canaries_changed, f"of {tally.canaries}"),
         Figure("canary answers", tally.canaries, ">=", 3, ".0f", note="before, during and after"),
         none("5xx, broken connections and streams", tally.server_errors),
@@ -124,7 +127,7 @@ def _held(engine: dict[str, Any], what: str) -> int:
     return int(engine[f"{what}_total"] - engine[f"{what}_free"])
 
 
-def _processes(before: Snapshot, after: Snapshot) -> list[Figure]:
+def _processes(before: Snapshot, after: Snapshot, warm: bool) -> list[Figure]:
     """Growth of each process since `before`. The engine may grow by what its host cache does, too."""
     grown_cache = max(0, after.engine["host_bytes_used"] - before.engine["host_bytes_used"])
     now = {process.name: process for process in after.processes}
@@ -134,16 +137,10 @@ def _processes(before: Snapshot, after: Snapshot) -> list[Figure]:
         files = last.files - then.files if last else float("nan")
         grown = (last.resident - then.resident) / 1e6 if last else float("nan")
         allowed = (MEMORY_SLACK * then.resident + (grown_cache if then.name == "engine" else 0)) / 1e6
-        figures += [
-            Figure(f"{then.name}: open files, grown by", files, "<=", FILES_SLACK, ".0f", note=f"from {then.files}"),
-            Figure(
-                f"{then.name}: resident, grown by",
-                grown,
-                "<=",
-                allowed,
-                ".1f",
-                " MB",
-                f"from {then.resident / 1e6:.0f} MB",
-            ),
-        ]
+        figures.append(
+            Figure(f"{then.name}: open files, grown by", files, "<=", FILES_SLACK, ".0f", note=f"from {then.files}")
+        )
+        if warm:
+            name, note = f"{then.name}: resident, grown by", f"from {then.resident / 1e6:.0f} MB"
+            figures.append(Figure(name, grown, "<=", allowed, ".1f", " MB", note))
     return figures
