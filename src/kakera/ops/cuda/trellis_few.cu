@@ -155,7 +155,7 @@ __device__ __forceinline__ void accumulate(Sums &sums, const Part &part, const L
 }
 
 // The warps' sums to shared memory, [warp along k][row][column].
-__device__ __forceinline__ void spill(float *shared, const Sums &sums, int rows) {
+__device__ __forceinline__ void store_sums(float *shared, const Sums &sums, int rows) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_n = warp % WARPS_N, warp_k = warp / WARPS_N;
     int column = lane / 4, row = lane % 4 * 2;
     float *to = shared + warp_k * ROWS * STRIDE + warp_n * STRIPS * 32 + column / 4 * 16 + column % 4 * 2;
@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) trellis_few(const __
         }
         if (BUFFERS == 1 && segment) __syncthreads();
         float *buffer = shared[segment++ % BUFFERS];
-        spill(buffer, sums, launch.rows);
+        store_sums(buffer, sums, launch.rows);
         __syncthreads();
         for (int row = warp; row < launch.rows; row += WARPS)
             reduce(buffer, part, launch, tile, tiles_before + tile, row, from == 0, from == 0 && to == per_tile);
