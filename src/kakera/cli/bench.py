@@ -208,6 +208,7 @@ def kernels(
 ) -> None:
     """GPU kernels on random data of a model's shapes, beside the card's ceilings and the library's kernels."""
     from kakera.bench import plot as plots
+    from kakera.bench.linears import LONG_ROWS
     from kakera.cli.model import shape_of
     from kakera.errors import KakeraError, UsageError
 
@@ -216,6 +217,8 @@ def kernels(
     counts, model = _numbers("--rows", rows), shape_of(spec)[0]
     if plot:
         plots.check(plot)
+        if min(counts) >= LONG_ROWS:
+            raise UsageError(f"--plot draws milliseconds of short batches: give --rows below {LONG_ROWS} as well")
     import torch
 
     if not torch.cuda.is_available():

@@ -15,6 +15,7 @@ from torch import Tensor
 from kakera.model.coded import CodedProjection, Int8Embedding, Int8Projection
 from kakera.model.linear import Embedding, EmbeddingMap, Linear, LinearMap, fused
 from kakera.model.parameters import Shapes
+from kakera.ops.int8 import COLUMN_STEP, ROW_STEP
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.sizes import decoded_bytes
 from kakera.weights.checkpoint import Checkpoint
@@ -103,6 +104,8 @@ class LinearReader:
         if not self.kernels or self._biases([name]) != [None]:
             return None
         rows, columns = self.shapes[name]
+        if rows % ROW_STEP or columns % COLUMN_STEP:  # decoded instead
+            return None
         return self.checkpoint.int8_rows(name, rows, columns, self.device)
 
     def _coded(

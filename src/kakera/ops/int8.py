@@ -16,7 +16,8 @@ from kakera.weights.int8 import decode
 FEW_ROWS = 32
 MANY_ROWS = 96  # from here on decoding a piece of the rows once is faster than three passes
 PIECE_ROWS = 8192  # output channels decoded at a time: 84 MB in 16 bit at 5,120 inputs
-STEP = 64  # input channels of a warp's step
+ROW_STEP = 16  # output channels of a warp
+COLUMN_STEP = 64  # input channels of a warp's step
 
 
 class _Launch(ctypes.Structure):
@@ -32,8 +33,10 @@ def int8_linear(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor) -> Tensor:
     Raises ValueError.
     """
     outputs, inputs = q_OI.shape
-    if inputs % STEP or outputs % 16:
-        raise ValueError(f"int8 rows of {inputs} x {outputs}: inputs go in steps of {STEP}, outputs of 16")
+    if inputs % COLUMN_STEP or outputs % ROW_STEP:
+        raise ValueError(
+            f"int8 rows of {inputs} x {outputs}: inputs go in steps of {COLUMN_STEP}, outputs of {ROW_STEP}"
+        )
     if x_TI.dtype not in (torch.float16, torch.bfloat16):  # the kernel would read other bytes as fp16
         raise ValueError(f"int8 rows take float16 or bfloat16, not {x_TI.dtype}")
     y_TO = x_TI.new_empty(len(x_TI), outputs)
