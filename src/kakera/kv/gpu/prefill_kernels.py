@@ -1,3 +1,4 @@
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
 """Triton kernels of prefill attention: cached pages to fp16 rows, merging of partial results, the diagonal band.
 
 A row is one query head of one token: row t G + g of a KV head, so that every tile of rows lies inside a KV group,
@@ -210,8 +211,13 @@ def diagonal(
 
     at = (local * state_rows + row)[:, None] * D + channel
     queries = tl.load(q + at, mask=valid[:, None], other=0.0)
-    acc = tl.zeros((BLOCK_M, D), tl.float32)
-    state = (acc, tl.zeros((BLOCK_M,), tl.float32), tl.full((BLOCK_M,), LOWEST, tl.float32))
+    # what the library found is where the online softmax goes on from; merging at the end would need its rows in
+    # registers beside the sums, and spills
+    known = row < tl.where(covered > 0, rows, 0)
+    acc = tl.load(state_o + at, mask=known[:, None], other=0.0)
+    total = known.to(tl.float32)
+    top = tl.load(state_lse + local * state_rows + row, mask=known, other=LOWEST) * LOG2_E
+    state = (acc, total, top)
     keys = history + local * history_tokens * D
     values = keys + HEADS * history_tokens.to(tl.int64) * D
     shared = tl.maximum(first_page - R, 0) * PAGE
@@ -227,13 +233,4 @@ def diagonal(
     acc, total, top = state
     head_of_row = (head + local) * G + row % G
     to = out + token[:, None].to(tl.int64) * out_stride + head_of_row[:, None] * D + channel
-    if covered > 0:
-        before = tl.load(state_lse + local * state_rows + row, mask=valid, other=0.0) * LOG2_E
-        new_top = tl.maximum(top, before)
-        own, theirs = tl.exp2(top - new_top), tl.exp2(before - new_top)
-        scale = 1 / (total * own + theirs)
-        mean = tl.load(state_o + at, mask=valid[:, None], other=0.0)
-        acc = acc * (own * scale)[:, None] + mean * (theirs * scale)[:, None]
-    else:
-        acc = acc * (1 / total)[:, None]
-    tl.store(to, acc.to(out.dtype.element_ty), mask=valid[:, None])
+    tl.store(to, (acc * (1 / total)[:, None]).to(out.dtype.element_ty), mask=valid[:, None])

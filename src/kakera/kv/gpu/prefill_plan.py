@@ -58,13 +58,15 @@ class PrefillPlan:
     def scratch_bytes(self) -> int:
         """What PrefillAttention allocates once: queries, sums with their lse, history and band."""
         rows = self.query_slots * self.group
-        return rows * self.head_dim * (2 + 4) + rows * 4 + 2 * (self.history_slots + self.band_slots) * 2 * self.head_dim
+        return (
+            rows * self.head_dim * (2 + 4) + rows * 4 + 2 * (self.history_slots + self.band_slots) * 2 * self.head_dim
+        )
 
     @property
     def library_bytes(self) -> int:
         """What the library allocates during a call at most: its output and lse, and repeated queries of short ones."""
         rows = self.query_slots * self.group
-        return rows * self.head_dim * (2 + 2) + rows * 4
+        return rows * (self.head_dim * (2 + 2) + 4)
 
     def heads_per_call(self, tokens: int) -> int:
         """KV heads whose queries fit together."""

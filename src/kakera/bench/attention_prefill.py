@@ -1,0 +1,130 @@
+"""Prefill attention over INT2 and bf16 pages on a GPU, beside the library alone over ready 16-bit keys.
+
+python -m kakera.bench.attention_prefill [tokens ...]: one JSON line a shape.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+
+from kakera.kv.gpu import dense_attention
+from kakera.kv.gpu.prefill import Bf16History, Int2History, PrefillAttention
+from kakera.kv.gpu.prefill_plan import PrefillPlan
+from kakera.plan.kv_format import PAGE_TOKENS
+
+HEADS, KV_HEADS, HEAD_DIM, WINDOW = 24, 4, 256, 4
+CONTEXTS = (8192, 65536, 131072, 196608)
+TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Seconds of `tokens` queries at the end of `context`; `library`: unmasked over bf16 keys, as many products.
+
+    `kernels`: milliseconds by kernel, in a profiled call. `first`: seconds of the first call of this shape.
+    """
+
+    codec: str
+    tokens: int
+    context: int
+    seconds: float
+    tflops: float
+    library: float
+    library_tflops: float
+    first: float
+    kernels: dict[str, float]
+
+
+def measure(tokens: int = TOKENS, contexts: tuple[int, ...] = CONTEXTS) -> Iterator[Prefill]:
+    device = torch.device("cuda", torch.cuda.current_device())
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    pages = max(contexts) // PAGE_TOKENS
+    rows = (2, KV_HEADS, PAGE_TOKENS, HEAD_DIM)
+    codes = torch.randint(0, 256, (pages, *rows[:3], HEAD_DIM // 4), dtype=torch.uint8, device=device)
+    parameters = torch.rand(pages, 2, KV_HEADS, 2, 1, PAGE_TOKENS, device=device).half()
+    parameters[:, :, :, 1] *= -1.5
+    recent = torch.randn(WINDOW + -(-tokens // PAGE_TOKENS), *rows, device=device).bfloat16()
+    dense = torch.empty(pages, *rows, dtype=torch.bfloat16, device=device).normal_()
+    table = torch.randperm(pages, device=device).int()
+    q_TQD = (torch.randn(tokens, HEADS, HEAD_DIM, device=device) * HEAD_DIM**-0.5).half()
+    out_TQD = torch.empty_like(q_TQD)
+    int2 = Int2History(codes, parameters, recent[0])
+    for history, window in ((int2, WINDOW), (Bf16History(dense), 0)):
+        plan = PrefillPlan(HEADS, KV_HEADS, HEAD_DIM, window, tokens, multiprocessors)
+        attention = PrefillAttention(plan, device)
+        for context in contexts:
+            start = context - -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+            band = None if window == 0 else recent[0 if start else WINDOW :]
+
+            def call() -> None:
+                attention(history, table, start, q_TQD, band, out_TQD)  # noqa: B023
+
+            first = _once(call)
+            keys = start + tokens // 2
+            products = 4 * tokens * HEADS * HEAD_DIM * keys
+            seconds, library = _median(call), _library(tokens, keys, device)
+            yield Prefill(
+                "int2" if window else "bf16",
+                tokens,
+                context,
+                seconds,
+                products / seconds / 1e12,
+                library,
+                products / library / 1e12,
+                first,
+                _by_kernel(call),
+            )
+
+
+def _library(tokens: int, keys: int, device: torch.device) -> float:
+    attend = dense_attention.choose(device)
+    q_KMD = torch.randn(KV_HEADS, tokens * HEADS // KV_HEADS, HEAD_DIM, device=device).bfloat16() * HEAD_DIM**-0.5
+    k_KND, v_KND = torch.randn(2, KV_HEADS, keys, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    return _median(lambda: attend(q_KMD, k_KND, v_KND))
+
+
+def _once(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def _median(call: Callable[[], object], repeats: int = 9) -> float:
+    """Launches included: queued behind each other as in a prefill, timed by the card."""
+    call()
+    times = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return float(statistics.median(times))
+
+
+def _by_kernel(call: Callable[[], object]) -> dict[str, float]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    times = {event.key[:60]: round(event.device_time_total / 1e3, 3) for event in profile.key_averages()}
+    return {name: ms for name, ms in sorted(times.items(), key=lambda item: -item[1]) if ms >= 0.001}
+
+
+def main() -> None:
+    for tokens in map(int, sys.argv[1:] or [str(TOKENS)]):
+        for result in measure(tokens):
+            print(json.dumps(asdict(result)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
