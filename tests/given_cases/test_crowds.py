@@ -8,6 +8,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+
 from command_server import CommandServer
 
 SLOTS = "kakera_slots_free 8.0"

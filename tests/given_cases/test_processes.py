@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
 from command_server import COMMAND, CommandServer
 
 

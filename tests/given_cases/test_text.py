@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from command_server import CommandServer
 
+from command_server import CommandServer
 from kakera.text.detokenize import Detokenizer
 from kakera.text.tokenizer import Tokenizer, byte_alphabet
 from tiny_model import byte_tokenizer
