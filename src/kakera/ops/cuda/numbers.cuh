@@ -26,6 +26,14 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// The same of bf16.
+__device__ __forceinline__ void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, "
+        "%2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 __device__ __forceinline__ u32 half2_add(u32 a, u32 b) {
     u32 sum;
     asm("add.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(a), "r"(b));
@@ -78,11 +86,15 @@ __device__ __forceinline__ float from_activation(u16 value) {
 #endif
 }
 
-__device__ __forceinline__ u32 to_activations(float low, float high) {
-#ifdef BF16
+__device__ __forceinline__ u32 pack_bf162(float low, float high) {
     u32 pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
+}
+
+__device__ __forceinline__ u32 to_activations(float low, float high) {
+#ifdef BF16
+    return pack_bf162(low, high);
 #else
     return pack_half2(low, high);
 #endif
