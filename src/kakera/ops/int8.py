@@ -14,7 +14,7 @@ from kakera.ops.cuda.compiler import kernel
 from kakera.weights.int8 import decode
 
 FEW_ROWS = 32
-MANY_ROWS = 96  # from here on decoding a piece of the rows once is faster than three passes
+MANY_ROWS = 704  # from here on decoding is faster: 13 ms for 248,320 x 5,120 on an H200, passes of 32 rows 0.6 each
 PIECE_ROWS = 8192  # output channels decoded at a time: 84 MB in 16 bit at 5,120 inputs
 ROW_STEP = 16  # output channels of a warp
 COLUMN_STEP = 64  # input channels of a warp's step
