@@ -98,7 +98,7 @@ class FakeEngine:
                 yield PromptLogprobs(request.id, result.prompt_logprobs)
             if result.error:
                 usage = Usage(len(request.tokens), 0, len(output))
-                yield Finished(request.id, "error", usage, None, result.error, "engine_error")
+                yield Finished(request.id, "error", usage, None, result.error, result.code)
                 return
             output += result.tokens
             yield Tokens(request.id, result.tokens, result.logprobs)

@@ -5,6 +5,7 @@ that the grammar allows it.
 """
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -27,6 +28,7 @@ def live(model, tmp_path_factory):
 
     streams = [
         {"match": "JSON-1", "text": BODY},
+        {"match": "DOTS-1", "pieces": ["some words", " and more", ".", "7-"]},
         {"match": "PONDER-1", "text": "Let me see.\n</think>\n\n" + BODY},
         {"match": "ONE-1", "text": ONE_CALL},
         {"match": "BOTH-1", "text": CALLS},
@@ -139,6 +141,41 @@ def test_a_grammar_that_is_too_large_is_refused_with_its_limit(live):
     assert error.param == "guided_choice.choice" and "524288" in error.message
 
 
+NO_END = 'start: "{" start'
+MANY = range(2_100)  # rules that may begin at one place; nobody looks there before the first "."
+LATE = f"""start: /[a-z ]+/ "." x
+x: {" | ".join(f"x{i}" for i in MANY)}
+""" + "\n".join(f'x{i}: "{i}" "-"' for i in MANY)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("grammar", [NO_END, "root ::= a\na ::= a"])
+def test_a_grammar_without_an_end_is_refused_before_it_is_queued(live, grammar, stream):
+    error = refused(live, stream=stream, **extra(response_format={"type": "grammar", "grammar": grammar}))
+    assert error.param == "response_format.grammar" and error.code == "invalid_grammar" and "itself" in error.message
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_fails_on_the_way_is_the_requests_fault_and_nobody_elses(live, stream):
+    wish = {"prompt": "DOTS-1", "guided_grammar": LATE, "stream": stream}
+    with ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(live.chat, "hi") for _ in range(3)]
+        response = live.post("/v1/completions", **wish)
+    events = response.text.removeprefix("data: ").strip().split("\n\ndata: ")
+    assert (response.status_code, len(events) > 1) == ((200, True) if stream else (400, False))
+    assert not stream or json.loads(events[0])["choices"][0]["text"] == "some"
+    error = json.loads(events[-1])["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_grammar")
+    assert "beyond token" in error["message"] and "more than 2,000 alternatives" in error["message"]
+    assert all(other.result().json()["choices"][0]["message"]["content"] == "Plain words." for other in others)
+
+
+def test_a_schema_that_is_only_itself_says_so(live):
+    wish = {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}
+    error = refused(live, response_format=wish)
+    assert error.param == "response_format.json_schema.schema" and "$ref that leads to itself" in error.message
+
+
 def test_two_forms_at_once_are_refused(live):
     assert (
         refused(live, response_format={"type": "json_object"}, **extra(guided_regex="a")).param == "guided_regex.regex"
@@ -171,6 +208,12 @@ def test_one_call_at_most(live):
 
 def tool(name: str, **parameters) -> dict:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def test_tools_of_one_name_are_refused(live):
+    for choice in ("none", "auto", "required"):
+        error = refused(live, tools=[tool("a"), tool("b"), tool("a", type="object")], tool_choice=choice)
+        assert error.param == "tools" and "several tools are named 'a'" in error.message
 
 
 @pytest.mark.parametrize("text", ["THOUGHT-1", "MUSING-1"])

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +55,11 @@ Output = str | CallDelta
 
 
 def select_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The tools that the model is shown: all, none, or the named one. Raises RequestRefused for a wrong choice."""
+    """The tools that the model is shown: all, none, or the named one. Raises RequestRefused for a wrong choice, and for
+    a name that two of them have."""
     tools = tools or []
+    if twice := [name for name, count in Counter(tool["function"]["name"] for tool in tools).items() if count > 1]:
+        raise RequestRefused(f"several tools are named {twice[0]!r}; a call could mean any of them", param="tools")
     if choice == "none":
         return []
     if choice in (None, "auto", "required"):

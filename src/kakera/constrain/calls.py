@@ -13,12 +13,16 @@ from typing import Any
 
 from kakera.chat.schema_types import PYTHON_TYPES, Schema, declared_types, resolve
 from kakera.chat.tools import CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END
-from kakera.constrain.lark import check_schema, json_value, literal, token
+from kakera.constrain.lark import json_value, literal, token
+from kakera.constrain.schema import check_schema
 from kakera.errors import RequestRefused
 from kakera.text.tokenizer import Tokenizer
 
 ANNOTATIONS = {"type", "title", "description", "default", "examples", "$comment", "deprecated"}
 OBJECT_KEYS = {*ANNOTATIONS, "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
+# llguidance's parser holds 2,000 items in a row. Each function that may be called is one of them, each parameter that
+# may be left out two: 990 of those fit.
+MOST_FUNCTIONS, MOST_PARAMETERS = 1_900, 900
 SCALARS = {"null", "boolean", "integer", "number"}
 LINE = "\n"
 VALUE_END = f"{LINE}{PARAMETER_END}{LINE}"
@@ -37,6 +41,8 @@ def calls_rules(tools: Sequence[dict[str, Any]], tokenizer: Tokenizer, parallel:
 
     Raises RequestRefused (400) naming the tool whose strict schema, or whose name, this dialect can not hold to.
     """
+    if len(tools) > MOST_FUNCTIONS:
+        raise RequestRefused(f"tools has {len(tools)} functions; the limit is {MOST_FUNCTIONS}", param="tools")
     functions = [_function(i, tool["function"], usable) for i, tool in enumerate(tools)]
     names = " | ".join(f"f{i}" for i in range(len(functions)))
     head, foot = literal(f"\n{FUNCTION}"), literal(f"{FUNCTION_END}\n")
@@ -54,6 +60,10 @@ def _function(index: int, function: dict[str, Any], usable: Usable) -> str:
     root = function.get("parameters") or {}
     properties = root.get("properties")
     properties = properties if isinstance(properties, dict) else {}
+    if len(properties) > MOST_PARAMETERS:
+        raise RequestRefused(
+            f"{path} has {len(properties)} parameters; the limit is {MOST_PARAMETERS}", param=f"{path}.parameters"
+        )
     required = _listed(root.get("required") or [])
     if strict:
         _check_object(root, properties, required, f"{path}.parameters")
@@ -84,7 +94,8 @@ def _value(schema: Any, root: Schema, strict: bool, usable: Usable, param: str) 
     values = plain.get("enum", [plain["const"]] if "const" in plain else None)
     if isinstance(values, list) and values and plain.keys() <= {*ANNOTATIONS, "enum", "const"}:
         texts = dict.fromkeys(v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
-        return f"({' | '.join(literal(text + VALUE_END) for text in texts)})", ""
+        # a terminal: as so many rules, 2,000 of them would be more than a parser's row holds
+        return "", f"({' | '.join(map(literal, texts))}) {literal(VALUE_END)}"
     if not strict:
         return FREE, ""
     if types == {"string"} and plain.keys() <= {*ANNOTATIONS, "minLength", "maxLength"}:

@@ -20,6 +20,15 @@ COMPILED = 32  # grammars kept ready; an agent sends the same tools with every t
 LIMITS = LLParserLimits(step_lexer_fuel=200_000, max_lexer_states=25_000, verbose_errors=False)
 
 
+# What llguidance says in its own terms, and what it means to who wrote the grammar.
+WORDS = (
+    ("NoExtensionBias", "no text matches it; look for a rule or a $ref that leads to itself and to nothing else"),
+    ("ff_tokens", "it never ends: some rule always leads to itself"),
+    ("Current row has", "more than 2,000 alternatives or optional parts can begin at one place"),
+    ("too many states", f"its patterns have more than {LIMITS.max_lexer_states} states"),
+)
+
+
 class GrammarFailed(Exception):
     """A matcher can not go on: its limits are used up, or it was fed what it does not allow."""
 
@@ -60,7 +69,10 @@ class Compiler:
                 f"{param}: the grammar has {len(grammar)} characters; the limit is {LONGEST_GRAMMAR}", param=param
             )
         try:
-            next_tokens(self.matcher(grammar))
+            matcher = self.matcher(grammar)
+            next_tokens(matcher)
+            for token in matcher.compute_ff_tokens():  # up to the first choice, so that what has none fails here
+                consume(matcher, token)
         except GrammarFailed as error:
             raise RequestRefused(f"{param} can not be enforced: {error}", param=param, code="invalid_grammar") from None
 
@@ -97,9 +109,13 @@ def consume(matcher: LLMatcher, token: int) -> None:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """The first lines of llguidance's error, without the listing of the source that follows."""
-    lines = re.split(r"\n\s*\d+ \||\n<state>", matcher.get_error())[0]
-    return " ".join(lines.split())[:400]
+    """Why it failed, in words: llguidance's own first lines, without the listing of the source that follows."""
+    error = matcher.get_error()
+    for sign, words in WORDS:
+        if sign in error:
+            return words
+    lines = re.split(r"\n\s*\d+ \||\n<state>", error)[0]
+    return " ".join(lines.split()).removesuffix(" <non-verbose/>")[:400]
 
 
 class _Vocabulary:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from llguidance import LLMatcher
 
-from kakera.constrain.compiler import Compiler, consume, next_tokens
-from kakera.schedule.request import Constraint, Sampling, ThinkingBudget
-from kakera.schedule.step import Row
+from kakera.constrain.compiler import Compiler, GrammarFailed, consume, next_tokens
+from kakera.schedule.request import INVALID_GRAMMAR, Constraint, Sampling, ThinkingBudget
+from kakera.schedule.step import Row, RowResult
 
 REMEMBERED = 64  # requests; beyond that (and twice the rows of a step) the longest unused is replayed when it returns
 
@@ -128,3 +128,10 @@ def forced(budget: ThinkingBudget, row: Row) -> int | None:
         return None
     reasoning = row.context[row.prompt_tokens :]
     return None if any(end in reasoning for end in budget.ends) else budget.close[over]
+
+
+def grammar_failure(row: Row, error: GrammarFailed) -> RowResult:
+    """The row fails by its own request's grammar: what no look at its beginning could tell."""
+    place = len(row.context) - row.prompt_tokens
+    text = f"the request's grammar can not be followed beyond token {place} of the answer: {error}"
+    return RowResult(row.request_id, error=text, code=INVALID_GRAMMAR)

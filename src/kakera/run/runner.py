@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kakera.constrain.output import Outputs
+from kakera.constrain.compiler import GrammarFailed
+from kakera.constrain.output import Outputs, grammar_failure
 from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
@@ -133,6 +134,8 @@ class TorchRunner:
                 return RowResult(row.request_id, complete=True)
             token, logprob = sample_rows([row], logits_1V, [allowed])[0]
             complete = self.outputs.took(row, token)
+        except GrammarFailed as error:
+            return grammar_failure(row, error)
         except Exception as error:  # one request's wishes must not end the others
             return RowResult(row.request_id, error=f"sampling failed: {error}")
         return RowResult(row.request_id, (token,), (logprob,) if logprob else (), complete=complete)

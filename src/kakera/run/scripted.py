@@ -36,7 +36,7 @@ import kakera
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.constrain.compiler import Compiler, GrammarFailed
-from kakera.constrain.output import Outputs
+from kakera.constrain.output import Outputs, grammar_failure
 from kakera.errors import CheckpointError
 from kakera.run.engine import LocalEngine
 from kakera.run.interface import PROBE
@@ -52,6 +52,10 @@ REMEMBERED_REQUESTS = 10_000
 SLOTS = 8
 CHUNK = 512
 HOST_RECORDS = 4096  # a script has no states: the cache counts its records, one byte each
+
+
+class ScriptFailed(Exception):
+    """The script says what the request's grammar does not allow."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,8 @@ class ScriptedRunner:
         try:
             chosen, complete = self._constrained(row, token)
         except GrammarFailed as error:
+            return grammar_failure(row, error)
+        except ScriptFailed as error:
             return RowResult(row.request_id, error=f"the script does not follow the request's grammar: {error}")
         if chosen is None:
             return RowResult(row.request_id, complete=True)
@@ -136,7 +142,7 @@ class ScriptedRunner:
         if allowed.forced is not None:
             token = allowed.forced
         elif not allowed.permits(token):
-            raise GrammarFailed(f"token {token}, {self._tokenizer.token_bytes(token)!r}, is not allowed here")
+            raise ScriptFailed(f"token {token}, {self._tokenizer.token_bytes(token)!r}, is not allowed here")
         return token, self._outputs.took(row, token)
 
     def _stream_of(self, row: Row) -> Stream:

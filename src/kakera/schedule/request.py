@@ -103,6 +103,7 @@ class Usage:
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+ENGINE_ERROR, INVALID_GRAMMAR = "engine_error", "invalid_grammar"  # codes of an error: whose fault it is
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,8 @@ class Scheduler:
         assert lease is not None
         if result is None or result.error:
             self.cache.forfeit(lease)
-            self._end(sequence, "error", result.error if result else "the runner returned nothing for this request")
+            result = result or RowResult(row.request_id, error="the runner returned nothing for this request")
+            self._end(sequence, "error", result.error, result.code)
             return
         tokens, reason = sequence.advance(row, result, self.limits.context)
         self.cache.extend(lease, sequence.keys, sequence.computed // PAGE)
@@ -181,9 +182,9 @@ class Scheduler:
         if shown:
             self._events.append(Tokens(sequence.id, tuple(shown), result.logprobs[: len(shown)]))
 
-    def _end(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
+    def _end(self, sequence: Sequence, reason: FinishReason, message: str = "", code: str = "") -> None:
         self._give_back(sequence)
-        self._report_end(sequence, reason, message)
+        self._report_end(sequence, reason, message, code)
 
     def _give_back(self, sequence: Sequence) -> None:
         lease = sequence.lease
@@ -192,9 +193,9 @@ class Scheduler:
         self.running.remove(sequence, lease.slot)
         sequence.stop()
 
-    def _report_end(self, sequence: Sequence, reason: FinishReason, message: str = "") -> None:
+    def _report_end(self, sequence: Sequence, reason: FinishReason, message: str = "", code: str = "") -> None:
         looped = reason == "length" and sequence.loops is not None and sequence.loops.found
-        code = "engine_error" if reason == "error" else "loop" if looped else ""
+        code = "loop" if looped else code
         usage = sequence.usage(self.clock())
         self._events.append(Finished(sequence.id, reason, usage, sequence.stop_token, message, code))
         self.cache.counters["finished: loop" if looped else f"finished: {reason}"] += 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kakera.schedule.request import Sampling, TokenLogprob
+from kakera.schedule.request import ENGINE_ERROR, Sampling, TokenLogprob
 
 PAGE = 64
 
@@ -118,7 +118,8 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class RowResult:
-    """What one row yielded. `tokens` is empty unless the row samples. `error` fails this request only.
+    """What one row yielded. `tokens` is empty unless the row samples. `error` fails this request only; `code` says
+    whose fault it is: the engine's, or that of the request's own grammar.
 
     `complete`: the request's constraint lets nothing follow behind `tokens`, all of which are shown.
     """
@@ -128,6 +129,7 @@ class RowResult:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     error: str = ""
+    code: str = ENGINE_ERROR
     complete: bool = False
 
 

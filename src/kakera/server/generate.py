@@ -17,6 +17,8 @@ from kakera.chat.tools import CallDelta, ToolCallParser
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.schedule.request import (
+    ENGINE_ERROR,
+    INVALID_GRAMMAR,
     Boundary,
     Event,
     Finished,
@@ -31,6 +33,8 @@ from kakera.server.record import RequestRecord
 from kakera.text.detokenize import Detokenizer
 from kakera.text.stops import StopMatcher
 from kakera.text.tokenizer import Tokenizer
+
+STATUS = {ENGINE_ERROR: 500, INVALID_GRAMMAR: 400}  # by the code of an error
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,11 @@ class ChoiceText:
         return self._delta(shown, last=False)
 
     def finish(self, event: Finished) -> Delta:
-        """The choice's last delta. Raises RequestRefused (500, 503) if the engine gave up on it."""
+        """The choice's last delta. Raises RequestRefused (500, 503) if the engine gave up on it, and 400 if its grammar
+        has failed: then another server would not help."""
         if event.reason == "error" or (event.reason == "abort" and not self.stopped):
             message = event.message or "the engine aborted this request"
-            raise RequestRefused(message, status=500 if event.reason == "error" else 503, code=event.code or "aborted")
+            raise RequestRefused(message, status=STATUS.get(event.code, 503), code=event.code or "aborted")
         tail = "" if self.stopped else self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
         truncated = event.reason == "length" and not self.stopped
         delta = self._delta(tail, last=True, truncated=truncated)

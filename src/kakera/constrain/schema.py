@@ -1,0 +1,89 @@
+"""JSON schemas checked for what would compile to something else than their author meant, or to something huge."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+from urllib.parse import unquote
+
+from kakera.errors import RequestRefused
+
+LONGEST_REPEAT = 100_000  # items, characters or properties that a schema may count up to
+DEEPEST = 100  # levels of JSON
+# llguidance's parser holds 2,000 items in a row. At the brace of an object each optional property is four of them, and
+# each branch of a union that no single token pattern can stand for is one.
+MOST_OPTIONAL = 490
+MOST_BRANCHES = 1_900
+REPEATS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+UNIONS = ("anyOf", "oneOf")
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # names to schemas
+VALUES = ("enum", "const", "default", "examples")  # values, not schemas, unless a $ref leads into them
+REF_INTO_VALUES = re.compile(rf'"\$(dynamicRef|ref)": "[^"]*#[^"]*/({"|".join(VALUES)})[/"]')
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Raises RequestRefused (400) naming `param`."""
+    _check(schema, param, 0, VALUES)
+    try:
+        text = json.dumps(schema)
+    except RecursionError:
+        raise _too_deep(param) from None
+    if REF_INTO_VALUES.search(unquote(text)):
+        _check(schema, param, 0, ())
+
+
+def _check(node: Any, param: str, depth: int, skipped: tuple[str, ...]) -> None:
+    if depth > DEEPEST:
+        raise _too_deep(param)
+    if isinstance(node, list):
+        for item in node:
+            _check(item, param, depth + 1, skipped)
+    if not isinstance(node, dict):
+        return
+    _check_own(node, param)
+    for key, value in node.items():
+        if key in NAMED and isinstance(value, dict):
+            for schema in value.values():
+                _check(schema, param, depth + 2, skipped)
+        elif key not in skipped:
+            _check(value, param, depth + 1, skipped)
+
+
+def _check_own(node: dict[str, Any], param: str) -> None:
+    """This schema alone, without those within it."""
+    if isinstance(node.get("items"), list):
+        raise RequestRefused(f"{param}: items is a list; say prefixItems for the first items of an array", param=param)
+    for name in REPEATS:
+        count = node.get(name)
+        if isinstance(count, int | float) and count > LONGEST_REPEAT:
+            raise RequestRefused(f"{param}: {name} is {count}; the limit is {LONGEST_REPEAT}", param=param)
+    optional = _optional(node)
+    if optional > MOST_OPTIONAL:
+        raise RequestRefused(
+            f"{param}: {optional} optional properties of one object; the limit is {MOST_OPTIONAL}", param=param
+        )
+    for name in UNIONS:
+        branches = _branches(node.get(name))
+        if branches > MOST_BRANCHES:
+            raise RequestRefused(
+                f"{param}: {branches} branches of one {name}; the limit is {MOST_BRANCHES}", param=param
+            )
+
+
+def _optional(node: dict[str, Any]) -> int:
+    properties, required = node.get("properties"), node.get("required")
+    if not isinstance(properties, dict):
+        return 0
+    names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    return len(properties.keys() - names)
+
+
+def _branches(union: Any) -> int:
+    """Single values are left out: together they are one pattern, of any number."""
+    listed = union if isinstance(union, list) else []
+    return sum(not (isinstance(branch, dict) and ("const" in branch or "enum" in branch)) for branch in listed)
+
+
+def _too_deep(param: str) -> RequestRefused:
+    return RequestRefused(f"{param} is nested more than {DEEPEST} levels deep", param=param)
