@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import socket
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kakera.cli import checks
+from kakera.errors import KakeraError
+from kakera.ops.cuda import compiler
 from kakera.plan import devices
 
 
@@ -51,6 +55,19 @@ def test_bindings_are_missed_only_where_a_gpu_needs_them(monkeypatch: pytest.Mon
     monkeypatch.setattr(devices, "detect_gpus", lambda: ((devices.Device("card", 12 * 10**9),), ()))
     found = checks.cuda_bindings()
     assert found.status == "broken" and "pip install 'cuda-bindings==" in found.fix
+
+
+@pytest.mark.parametrize(("built_for", "major"), [("12.6", 12), ("12.9", 12), ("13.0", 13), (None, 13)])
+def test_the_bindings_that_are_missing_are_those_of_torchs_cuda(
+    monkeypatch: pytest.MonkeyPatch, built_for: str | None, major: int
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(devices, "detect_gpus", lambda: ((devices.Device("card", 12 * 10**9),), ()))
+    wanted = f"pip install 'cuda-bindings=={major}.*'"
+    assert wanted in checks.cuda_bindings().fix
+    with pytest.raises(KakeraError, match=re.escape(wanted)):
+        compiler.kernel("int8_few", 32, (f"BUILT_FOR={built_for}",), 0)
 
 
 def test_driver_that_does_not_answer_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

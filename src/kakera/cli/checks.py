@@ -105,6 +105,7 @@ def torch_cuda() -> Finding:
 
 def cuda_bindings() -> Finding:
     """Our kernels are compiled and launched by them; torch's CUDA builds bring them from 2.10 on."""
+    from kakera.ops.cuda.compiler import bindings_fix
     from kakera.plan.devices import detect_gpus
 
     if not detect_gpus()[0]:
@@ -112,19 +113,12 @@ def cuda_bindings() -> Finding:
     try:
         from cuda.bindings import nvrtc
     except ImportError:
-        return Finding("cuda bindings", "broken", "cuda-bindings is missing: no GPU kernels", _bindings_fix())
+        return Finding("cuda bindings", "broken", "cuda-bindings is missing: no GPU kernels", bindings_fix())
     try:
         _, major, minor = nvrtc.nvrtcVersion()
     except RuntimeError as error:
-        return Finding("cuda bindings", "broken", f"they find no NVRTC of their version: {error}", _bindings_fix())
+        return Finding("cuda bindings", "broken", f"they find no NVRTC of their version: {error}", bindings_fix())
     return Finding("cuda bindings", "ok", f"NVRTC {major}.{minor}")
-
-
-def _bindings_fix() -> str:
-    import torch
-
-    major = (torch.version.cuda or "13").partition(".")[0]
-    return f"pip install 'cuda-bindings=={major}.*' (the CUDA version of torch)"
 
 
 def c_compiler() -> Finding:

@@ -70,13 +70,22 @@ def kernel(name: str, threads: int, defines: tuple[str, ...], device: int) -> Ke
     try:
         from cuda.bindings import driver
     except ImportError:
-        raise KakeraError("GPU kernels need NVIDIA's Python bindings: pip install cuda-bindings") from None
+        raise KakeraError(f"GPU kernels need NVIDIA's Python bindings: {bindings_fix()}") from None
     major, minor = torch.cuda.get_device_capability(device)
     cubin = cached_cubin(name, defines, f"sm_{major}{minor}", cache_directory())
     with torch.cuda.device(device):
         (module,) = _check(driver.cuModuleLoadData(cubin))
     (function,) = _check(driver.cuModuleGetFunction(module, name.encode()))
     return Kernel(function, threads, device, major >= 9)
+
+
+def bindings_fix() -> str:
+    """How to install bindings of torch's own CUDA version: without a version pip takes the newest, which may need a
+    driver and an NVRTC that are not there."""
+    import torch
+
+    major = (torch.version.cuda or "13").partition(".")[0]
+    return f"pip install 'cuda-bindings=={major}.*' (the CUDA version of torch)"
 
 
 def cache_directory() -> Path:
