@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 
@@ -23,6 +23,7 @@ from kakera.server.health import EngineWatch, health_routes
 from kakera.server.limits import BODY_BYTES, BODY_SECONDS, RequestLimits
 from kakera.server.messages import messages_routes
 from kakera.server.model import ServedModel
+from kakera.server.openapi import ERRORS, JSON_ERRORS
 from kakera.server.page_routes import page_routes
 from kakera.server.responses import responses_routes
 from kakera.server.router_routes import router_routes
@@ -58,6 +59,7 @@ def create_app(
         title="kakera",
         version=__version__,
         lifespan=lifespan,
+        responses=ERRORS,
         openapi_url=None if access.keys else "/openapi.json",  # without it FastAPI has no /docs and /redoc either
     )
     app.state.service = service
@@ -80,7 +82,7 @@ def create_app(
     ):
         app.include_router(router)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse, responses=JSON_ERRORS)
     async def metrics() -> Response:
         text = service.metrics.render(await watch.look(), model.name)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -21,6 +21,7 @@ from kakera.server.answers import chat_logprobs, chat_usage
 from kakera.server.constrain import budget_of, chat_constraint
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.model import ServedModel
+from kakera.server.openapi import ChatAnswer, streams
 from kakera.server.sampling import build_sampling, completion_room
 from kakera.server.schema import ChatBody, ChatMessage, Tool
 from kakera.server.service import Service, new_id
@@ -32,7 +33,7 @@ ROUTE = "/v1/chat/completions"
 def chat_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post(ROUTE)
+    @router.post(ROUTE, responses=streams(ChatAnswer, "`chat.completion.chunk` objects, then `[DONE]`"))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         service.check_model(body.model)
         service.note_unknown_fields(body)

@@ -16,6 +16,7 @@ from kakera.server.answers import TextLogprobs, usage_object
 from kakera.server.constrain import text_constraint
 from kakera.server.generate import Delta, Generation, Job, join_usage
 from kakera.server.model import ServedModel
+from kakera.server.openapi import CompletionAnswer, streams
 from kakera.server.sampling import build_sampling, check_prompt_tokens, completion_room
 from kakera.server.schema import CompletionBody
 from kakera.server.service import Service, new_id
@@ -28,7 +29,7 @@ PROMPTS_AT_ONCE = 8  # of one body: evaluation tools send hundreds, which must n
 def completion_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post(ROUTE)
+    @router.post(ROUTE, responses=streams(CompletionAnswer, "`text_completion` objects, then `[DONE]`"))
     async def completions(body: CompletionBody, request: Request) -> Response:
         service.check_model(body.model)
         service.note_unknown_fields(body)

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse
 from kakera.errors import EngineDied, RequestRefused
 from kakera.run.interface import PROBE, AsyncEngine
 from kakera.schedule.request import EngineStats, Finished, Request, Sampling
+from kakera.server.openapi import Failing, Healthy
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
@@ -91,7 +92,9 @@ class EngineWatch:
 def health_routes(watch: EngineWatch) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/health")
+    @router.get(
+        "/health", responses={200: {"model": Healthy}, 503: {"model": Failing, "description": "No progress, and why."}}
+    )
     async def health(deep: bool = False) -> JSONResponse:
         """200 while the engine makes progress; `deep` has it generate a token as well."""
         problem = await watch.problem()

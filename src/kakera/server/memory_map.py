@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from kakera.plan.plan import Place, Plan, PlanRow
 from kakera.plan.sizes import margin
 from kakera.schedule.request import EngineStats
+from kakera.server.openapi import Memory, MemoryState
 from kakera.server.sensors import Reading
 
 NEAR = 1.25  # free memory below so many margins is worth a warning; below one it is the cliff
@@ -28,8 +28,8 @@ class Bar:
     rows: tuple[tuple[PlanRow, int | None], ...]
 
     @property
-    def state(self) -> str:
-        """ok | near | over: whether the memory that must stay free is free."""
+    def state(self) -> MemoryState:
+        """Whether the memory that must stay free is free."""
         if self.used is None:
             return "ok"
         free = self.capacity - self.used
@@ -44,10 +44,15 @@ class Bar:
             return f"{self.name}: {free} are free, near the {kept} that must stay free"
         return f"{self.name}: only {free} are free. Below {kept} memory spills and everything slows down: {ADVICE}"
 
-    def as_json(self) -> dict[str, Any]:
-        rows = [{"name": r.name, "note": r.note, "planned": r.bytes, "used": used} for r, used in self.rows]
-        head = {"name": self.name, "capacity": self.capacity, "used": self.used, "margin": self.margin}
-        return {**head, "state": self.state, "rows": rows}
+    def as_json(self) -> Memory:
+        return {
+            "name": self.name,
+            "capacity": self.capacity,
+            "used": self.used,
+            "margin": self.margin,
+            "state": self.state,
+            "rows": [{"name": r.name, "note": r.note, "planned": r.bytes, "used": used} for r, used in self.rows],
+        }
 
 
 def bars(plan: Plan, stats: EngineStats, reading: Reading) -> list[Bar]:

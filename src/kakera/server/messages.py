@@ -18,6 +18,7 @@ from kakera.server.errors import ANTHROPIC_ROUTE, anthropic_body, describe
 from kakera.server.generate import Delta, Generation
 from kakera.server.messages_input import NAMES, messages_chat
 from kakera.server.messages_schema import CountBody, MessagesBody
+from kakera.server.openapi import ANTHROPIC_ERRORS, MessageAnswer, TokenCount, streams
 from kakera.server.service import Service
 from kakera.server.sse import StreamStyle, event, open_stream, unless_disconnected
 
@@ -26,9 +27,11 @@ SIGNATURE = "kakera"
 
 
 def messages_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(responses=ANTHROPIC_ERRORS)
 
-    @router.post(ANTHROPIC_ROUTE)
+    @router.post(
+        ANTHROPIC_ROUTE, responses=streams(MessageAnswer, "Anthropic's events, `message_start` to `message_stop`")
+    )
     async def messages(body: MessagesBody, request: Request) -> Response:
         service.check_model(body.model)
         service.note_unknown_fields(body)
@@ -41,7 +44,7 @@ def messages_routes(service: Service) -> APIRouter:
         return JSONResponse(await unless_disconnected(request, reply.whole()))
 
     @router.post(f"{ANTHROPIC_ROUTE}/count_tokens")
-    async def count_tokens(body: CountBody) -> dict[str, int]:
+    async def count_tokens(body: CountBody) -> TokenCount:
         service.check_model(body.model)
         service.note_unknown_fields(body)
         prompt, _ = await chat_prompt(messages_chat(body), service)

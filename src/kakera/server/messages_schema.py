@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from kakera.server.examples import COUNT, MESSAGES, shown
 from kakera.server.schema import MANY, MAX_STOPS, Body, StopString
 
 Blocks = list[dict[str, Any]]
@@ -55,6 +56,8 @@ class OutputConfig(Body):
 class CountBody(Body):
     """What makes the prompt; all of the body of /v1/messages/count_tokens."""
 
+    model_config = shown(COUNT)
+
     model: str | None = None
     messages: list[Message]
     system: str | Blocks | None = None
@@ -67,6 +70,8 @@ class CountBody(Body):
 
 
 class MessagesBody(CountBody):
+    model_config = shown(MESSAGES)
+
     max_tokens: int = Field(ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)

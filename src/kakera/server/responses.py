@@ -15,6 +15,7 @@ from kakera.server.dialect import dialect_job, gather
 from kakera.server.errors import describe
 from kakera.server.generate import Generation
 from kakera.server.model import ServedModel
+from kakera.server.openapi import ResponseAnswer, streams
 from kakera.server.responses_input import NAMES, ToolNames, responses_chat
 from kakera.server.responses_items import Items
 from kakera.server.responses_schema import ResponsesBody
@@ -27,7 +28,7 @@ ROUTE = "/v1/responses"
 def responses_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.post(ROUTE)
+    @router.post(ROUTE, responses=streams(ResponseAnswer, "events from `response.created` to `response.completed`"))
     async def responses(body: ResponsesBody, request: Request) -> Response:
         service.check_model(body.model)
         service.note_unknown_fields(body)

@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from kakera.server.examples import RESPONSES, shown
 from kakera.server.schema import Body, refuse
 
 # What would need a store of former responses, which this server does not keep.
@@ -35,6 +36,8 @@ class TextConfig(Body):
 
 class ResponsesBody(Body):
     """`store` is accepted and nothing is stored; `include`, `service_tier` and the like are accepted and ignored."""
+
+    model_config = shown(RESPONSES)
 
     model: str | None = None
     input: str | list[dict[str, Any]]

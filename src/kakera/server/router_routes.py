@@ -5,9 +5,7 @@ Paths with and without "get_" are the old and the new spelling. Only fields that
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 from fastapi import APIRouter
 
@@ -15,6 +13,7 @@ from kakera import __version__
 from kakera.plan.plan import Plan
 from kakera.schedule.request import EngineStats
 from kakera.schedule.step import PAGE
+from kakera.server.openapi import FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
 from kakera.server.service import Service
 
 
@@ -24,7 +23,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
 
     @router.get("/get_model_info")
     @router.get("/model_info")
-    async def model_info() -> dict[str, Any]:
+    async def model_info() -> ModelInfo:
         """`model_path` is the served name: a router compares it with what clients send."""
         return {
             "model_path": name,
@@ -36,7 +35,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
 
     @router.get("/get_server_info")
     @router.get("/server_info")
-    async def server_info() -> dict[str, Any]:
+    async def server_info() -> ServerInfo:
         stats = await service.watch.look()
         return {
             "status": "ready",
@@ -54,7 +53,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
         }
 
     @router.get("/v1/loads")
-    async def loads() -> dict[str, Any]:
+    async def loads() -> Loads:
         load = _load(await service.watch.look())
         return {
             "timestamp": datetime.now(UTC).isoformat(),
@@ -71,21 +70,27 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
         }
 
     @router.get("/get_load")
-    async def load() -> list[dict[str, Any]]:
+    async def load() -> list[OldLoad]:
         load = _load(await service.watch.look())
         tokens = load["num_used_tokens"]
         waiting, total = load["num_waiting_reqs"], load["num_total_reqs"]
         return [{"dp_rank": 0, "num_reqs": total, "num_waiting_reqs": waiting, "num_tokens": tokens}]
 
     @router.post("/flush_cache")
-    async def flush_cache() -> dict[str, Any]:
+    async def flush_cache() -> FlushAnswer:
         """Forget every cached prefix that no running request holds. Never refused, and harms no request."""
-        return {"success": True, **asdict(await service.engine.flush())}
+        flushed = await service.engine.flush()
+        return {
+            "success": True,
+            "pages": flushed.pages,
+            "checkpoints": flushed.checkpoints,
+            "host_bytes": flushed.host_bytes,
+        }
 
     return router
 
 
-def _load(stats: EngineStats) -> dict[str, Any]:
+def _load(stats: EngineStats) -> Load:
     """Tokens count whole pages that running requests hold; cached prefixes are room, since they make way."""
     used = stats.pages_total - stats.pages_free
     return {

@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from kakera.chat.messages import ROLES
+from kakera.server.examples import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, shown
+
 MAX_CHOICES = 16
 MAX_PROMPTS = 2048  # of one body; evaluation tools send hundreds
 MAX_STOPS = 16
@@ -57,7 +60,7 @@ class GenerationBody(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)  # logits times 100 are still finite
     logit_bias: dict[str, Bias] | None = None
     seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
@@ -115,13 +118,15 @@ class NamedToolChoice(Body):
 class ChatMessage(Body):
     """Roles and content parts are judged by kakera.chat.messages, which knows what the model can read."""
 
-    role: str
+    role: str = Field(json_schema_extra={"enum": [*ROLES]})
     content: str | list[dict[str, Any] | str] | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
 class ChatBody(GenerationBody):
+    model_config = shown(CHAT)
+
     messages: list[ChatMessage]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -151,6 +156,8 @@ class ChatBody(GenerationBody):
 
 
 class CompletionBody(GenerationBody):
+    model_config = shown(COMPLETIONS)
+
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
@@ -171,6 +178,8 @@ class CompletionBody(GenerationBody):
 class TokenizeBody(Body):
     """Either a text or a chat."""
 
+    model_config = shown(TOKENIZE)
+
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
@@ -186,6 +195,8 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
+    model_config = shown(DETOKENIZE)
+
     model: str | None = None
     tokens: list[TokenId]
 

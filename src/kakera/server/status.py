@@ -14,6 +14,7 @@ from kakera.plan.plan import Plan
 from kakera.plan.table import title
 from kakera.schedule.request import EngineStats
 from kakera.server.memory_map import bars
+from kakera.server.openapi import StatusAnswer
 from kakera.server.sensors import Sensors
 from kakera.server.service import Service
 
@@ -25,7 +26,7 @@ def status_routes(service: Service, plan: Plan | None, sensors: Sensors | None =
     sensors = sensors or Sensors(len(plan.device_names) if plan and on_cards else 0)
 
     @router.get("/v1/kakera/status")
-    async def status() -> dict[str, Any]:
+    async def status() -> StatusAnswer:
         stats = await service.watch.look()
         reading = await asyncio.to_thread(sensors.read)
         memory = bars(plan, stats, reading) if plan else []
@@ -42,10 +43,10 @@ def status_routes(service: Service, plan: Plan | None, sensors: Sensors | None =
             "warnings": warnings,
             "memory": [bar.as_json() for bar in memory],
             "resident_bytes": reading.resident,
-            "cards": [asdict(card) for card in reading.cards],
+            "cards": list(reading.cards),
             "generated_tokens": service.metrics.generated,
             "engine": _engine(stats),
-            "active": [asdict(request) for request in stats.active],
+            "active": list(stats.active),
             "finished": list(reversed(service.metrics.recent)),
         }
 

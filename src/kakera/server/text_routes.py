@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter
 
 from kakera.chat.thinking import thinking_switch
 from kakera.errors import RequestRefused
 from kakera.server.chat import plain, render_chat
+from kakera.server.openapi import Model, Models, Text, Tokens
 from kakera.server.schema import DetokenizeBody, TokenizeBody
 from kakera.server.service import Service
 
@@ -18,7 +18,7 @@ def text_routes(service: Service) -> APIRouter:
     router = APIRouter()
     model = service.model
 
-    def model_object() -> dict[str, Any]:
+    def model_object() -> Model:
         return {
             "id": model.name,
             "object": "model",
@@ -28,16 +28,16 @@ def text_routes(service: Service) -> APIRouter:
         }
 
     @router.get("/v1/models")
-    async def models() -> dict[str, Any]:
+    async def models() -> Models:
         return {"object": "list", "data": [model_object()]}
 
     @router.get("/v1/models/{name:path}")
-    async def one_model(name: str) -> dict[str, Any]:
+    async def one_model(name: str) -> Model:
         service.check_model(name)
         return model_object()
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(body: TokenizeBody) -> Tokens:
         service.check_model(body.model)
         service.note_unknown_fields(body)
         if body.messages is not None:
@@ -48,7 +48,7 @@ def text_routes(service: Service) -> APIRouter:
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.engine.limits.context}
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> dict[str, Any]:
+    async def detokenize(body: DetokenizeBody) -> Text:
         service.check_model(body.model)
         service.note_unknown_fields(body)
         if body.tokens and max(body.tokens) >= model.vocab:
