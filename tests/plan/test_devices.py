@@ -104,6 +104,16 @@ def test_wsl_hides_processes_but_not_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert "another process or the desktop holds 1.3 GB" in warning
 
 
+def test_a_part_of_the_host_is_taken_as_if_it_were_all_and_nobody_else_there() -> None:
+    machine = devices.resolve("cpu:1500MB")
+    assert machine == devices.Machine("cpu", (devices.Device("cpu", 1_500_000_000),), 1_500_000_000)
+    (warning,) = devices.resolve("cpu:900TB").warnings
+    assert "this machine has" in warning
+    for wrong in ("cpu:", "cpu:many", "cpu:4GB,cpu:4GB"):
+        with pytest.raises(UsageError, match="is not a size"):
+            devices.resolve(wrong)
+
+
 def test_auto_without_a_driver_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_driver() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)

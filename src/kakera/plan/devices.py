@@ -16,7 +16,7 @@ _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _UNITS = {"": 1, **_DECIMAL, **_BINARY}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t|ki|mi|gi|ti)?b?")
-HINT = "use auto, cpu, sizes such as 12GB,12GB (10^9 bytes) or 12GiB, or names such as rtx5070,rtx5070"
+HINT = "use auto, cpu, cpu:4GB, sizes such as 12GB,12GB (10^9 bytes) or 12GiB, or names such as rtx5070,rtx5070"
 DESKTOP_BYTES = 256 * 10**6  # a display takes about this much; more is worth a warning
 
 
@@ -59,8 +59,16 @@ def resolve(gpus: str) -> Machine:
         return Machine("cuda", found, total, used, warnings) if found else resolve("cpu")
     if text == "cpu":
         return Machine("cpu", (Device("cpu", total, used),), total, used)
+    if text.startswith("cpu:"):
+        return _part_of_host(parse_bytes(text.removeprefix("cpu:")), total)
     devices = tuple(_named(part.strip()) for part in text.split(","))
     return Machine("cuda", devices, total, used)
+
+
+def _part_of_host(size: int, total: int) -> Machine:
+    """The CPU with so much memory and no more, whatever others use: the same plan at every start."""
+    warning = f"--gpus cpu:{size}: this machine has {total} bytes of memory" if size > total else ""
+    return Machine("cpu", (Device("cpu", size),), size, warnings=(warning,) if warning else ())
 
 
 def _named(part: str) -> Device:
