@@ -8,9 +8,29 @@ from kakera.errors import RequestRefused
 USER = {"role": "user", "content": "hi"}
 
 
-def test_system_and_developer_messages_become_one_in_front():
-    messages = [{"role": "system", "content": "a"}, USER, {"role": "developer", "content": "b"}]
-    assert normalise(messages) == [{"role": "system", "content": "a\n\nb"}, USER]
+def said(role: str, content: str) -> dict:
+    return {"role": role, "content": content}
+
+
+def test_system_and_developer_messages_at_the_start_become_one():
+    messages = [said("system", "a"), said("developer", ""), said("developer", "b"), USER]
+    for late_system in (False, True):
+        assert normalise(messages, late_system) == [said("system", "a\n\nb"), USER]
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+def test_later_ones_keep_their_place(role):
+    messages = [said("system", "a"), USER, said(role, "b"), said(role, ""), said("assistant", "c"), said(role, "d")]
+    assert normalise(messages, True) == [
+        said("system", "a"),
+        USER,
+        said("system", "b"),
+        said("assistant", "c"),
+        said("system", "d"),
+    ]
+    tagged = [said("user", f"<system-reminder>\n{text}\n</system-reminder>") for text in "bd"]
+    assert normalise(messages) == [said("system", "a"), USER, tagged[0], said("assistant", "c"), tagged[1]]
+    assert normalise(messages[1:3]) == [USER, tagged[0]], "none is moved to an empty top"
 
 
 def test_content_null_and_text_parts_become_strings():

@@ -125,6 +125,43 @@ def test_lists_without_a_user_render(messages):
     assert template.prompt(messages).tokens
 
 
+LATE = [{"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}, {"role": "user", "content": "x"}]
+HEAD = "{% for m in messages %}"
+TAIL = "[{{ m.role }}:{{ m.content }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (HEAD + TAIL, "[user:hi][system:Be brief.][user:x]"),
+        (
+            HEAD + "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}" + TAIL,
+            "tagged",
+        ),
+        (HEAD + "{% if m.role == 'system' and not loop.first %}{% continue %}{% endif %}" + TAIL, "tagged"),
+        (
+            "{% for m in messages if m.role == 'system' %}"
+            + TAIL
+            + "{% for m in messages if m.role != 'system' %}"
+            + TAIL,
+            "tagged",
+        ),
+    ],
+)
+def test_a_late_system_message_is_what_the_template_knows(source, text):
+    tagged = "[user:hi][user:<system-reminder>\nBe brief.\n</system-reminder>][user:x]"
+    prompt = ChatTemplate(source, tokenizer).prompt(LATE)
+    assert tokenizer.decode(prompt.tokens) == (tagged if text == "tagged" else text)
+
+
+def test_a_late_system_message_leaves_the_prefix_as_it_was():
+    before, after = template.prompt(CONVERSATION), template.prompt([*CONVERSATION, *LATE[1:]])
+    shared = before.boundaries[-2].position
+    assert after.tokens[:shared] == before.tokens[:shared] and before.boundaries[:-1] == after.boundaries[:6]
+    assert "<|im_start|>system\nBe brief.<|im_end|>" in tokenizer.decode(after.tokens[shared:])
+    assert template.prompt(LATE).boundaries[0].kind == "message"
+
+
 def test_a_template_that_refuses_is_a_400_about_the_messages():
     strict = ChatTemplate("{{ raise_exception('No user query found') }}", tokenizer)
     with pytest.raises(RequestRefused, match="No user query found") as refusal:

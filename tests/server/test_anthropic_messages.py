@@ -266,8 +266,8 @@ def test_a_system_message_on_the_way_keeps_its_place_and_the_prefix(live, client
     before = prompt(live)
     late = [{"role": "system", "content": "The mode is now: plan."}, {"role": "user", "content": "fox"}]
     ask(client, system="Be brief.", messages=[*history, *late])
-    assert prompt(live).startswith(before[: before.index("fox")])
-    assert "<system-reminder>\nThe mode is now: plan.\n</system-reminder>" in prompt(live)
+    assert prompt(live).startswith(before[: before.index("<|im_start|>user\nfox")])
+    assert "Hello there.<|im_end|>\n<|im_start|>system\nThe mode is now: plan.<|im_end|>" in prompt(live)
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}

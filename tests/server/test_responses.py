@@ -236,7 +236,7 @@ def test_a_developer_message_on_the_way_keeps_its_place(live):
     items = [{"role": role, "content": role} for role in ("developer", "user", "assistant", "developer", "user")]
     ask(live, items, instructions="Be brief.")
     text = prompt(live)
-    assert "Be brief.\n\ndeveloper" in text and "<system-reminder>\ndeveloper\n</system-reminder>" in text
+    assert "Be brief.\n\ndeveloper" in text and "assistant<|im_end|>\n<|im_start|>system\ndeveloper<|im_end|>" in text
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Chat messages as clients send them, made uniform: what every template can rely on.
 
-After `normalise`: one system message at most and it comes first, every content is a string, every tool call's
-arguments are a mapping. What can not be served is refused with the path of the offending field.
+After `normalise`: system messages at the start are one, later ones stand where the client put them, every content is a
+string, every tool call's arguments are a mapping. What can not be served is refused with the path of the field.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ from typing import Any
 from kakera.errors import RequestRefused
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+SYSTEM = ("system", "developer")
 TEXT_PARTS = ("text", "input_text", "output_text")
 
 
-def normalise(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Raises RequestRefused (400, `param` set) for roles, parts and arguments that can not be rendered."""
+def normalise(messages: list[dict[str, Any]], late_system: bool = False) -> list[dict[str, Any]]:
+    """`late_system`: the template knows system messages behind others; without that they become a user's, with a tag.
+
+    They keep their place either way: moved to the top, a note that an agent adds on its way would make the whole
+    prompt new, which is minutes of prefill where the cache could have served it, and it would speak of what comes next
+    before anything was said. Raises RequestRefused (400, `param` set) for roles, parts and arguments that can not be
+    rendered.
+    """
     if not messages:
         raise RequestRefused("messages is empty; send at least one message", param="messages")
     system: list[str] = []
@@ -27,13 +34,19 @@ def normalise(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if role not in ROLES:
             raise RequestRefused(f"{path}.role is {role!r}; known roles: {', '.join(ROLES)}", param=f"{path}.role")
         content = _text(message.get("content"), f"{path}.content")
-        if role in ("system", "developer"):
-            system.append(content)
-        else:
+        if role not in SYSTEM:
             others.append(_message(message, content, path))
-    # Templates of this family refuse a second or late system message; agents send them all the time.
+        elif not others:
+            system.append(content)
+        elif content:
+            others.append({"role": "system", "content": content} if late_system else _reminder(content))
     merged = "\n\n".join(part for part in system if part)
     return ([{"role": "system", "content": merged}] if merged else []) + others
+
+
+def _reminder(content: str) -> dict[str, Any]:
+    """Agents' own spelling of a system message on the way."""
+    return {"role": "user", "content": f"<system-reminder>\n{content}\n</system-reminder>"}
 
 
 def _message(message: dict[str, Any], content: str, path: str) -> dict[str, Any]:

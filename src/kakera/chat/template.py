@@ -44,6 +44,7 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template is not valid Jinja: {error}") from None
+        self._late_system = self._knows_late_system()
 
     @staticmethod
     def load(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -69,7 +70,7 @@ class ChatTemplate:
         template does not accept.
         """
         try:
-            return self._prompt(normalise(messages), tools, variables)
+            return self._prompt(normalise(messages, self._late_system), tools, variables)
         except RecursionError:
             raise RequestRefused("the messages or tools are nested too deeply", param="messages") from None
 
@@ -81,7 +82,7 @@ class ChatTemplate:
         text = self._render(masked, self._masked(tools, mask), self._masked(variables or {}, mask))
         tokens, ends = self._tokenise(text, mask)
         boundaries = [Boundary(end, "message") for end in ends if end < len(tokens)]
-        if boundaries and (tools or any(m["role"] == "system" for m in messages)):
+        if boundaries and (tools or messages[0]["role"] == "system"):
             boundaries[0] = Boundary(boundaries[0].position, "system")
         return Prompt(tuple(tokens), (*boundaries, Boundary(len(tokens), "prompt")), self._opens_thinking(text))
 
@@ -92,6 +93,16 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             message = f"the chat template does not accept these messages: {error}"
             raise RequestRefused(message, param="messages") from None
+
+    def _knows_late_system(self) -> bool:
+        """Whether a system message behind others is rendered, once and in its place, as one. Some templates of this
+        family refuse it, some leave it out."""
+        said = [{"role": role, "content": f"{role}-{i}"} for i, role in enumerate(("user", "system", "user"))]
+        try:
+            parts = self._render(said, None, {}).partition("system-1")
+        except RequestRefused:
+            return False
+        return "user-0" in parts[0] and "user-2" in parts[2] and "system" in parts[0].partition("user-0")[2]
 
     def _masked(self, value: Any, mask: str, control_only: bool = False) -> Any:
         if isinstance(value, str):

@@ -17,7 +17,7 @@ from kakera.run.interface import AsyncEngine
 from kakera.server.access import OPEN, Access
 from kakera.server.chat import chat_routes
 from kakera.server.completions import completion_routes
-from kakera.server.errors import Refusals, install_handlers
+from kakera.server.errors import Defects, Refusals, install_handlers
 from kakera.server.guard import Guard
 from kakera.server.health import EngineWatch, health_routes
 from kakera.server.limits import BODY_BYTES, BODY_SECONDS, RequestLimits
@@ -87,6 +87,7 @@ def create_app(
         text = service.metrics.render(await watch.look(), model.name)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    app.add_middleware(Defects, refusals=refusals)
     app.add_middleware(RequestLimits, body_bytes=body_limit, body_seconds=body_seconds, refusals=refusals)
     app.add_middleware(Guard, access=access, refusals=refusals)
     if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key

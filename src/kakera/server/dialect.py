@@ -19,7 +19,6 @@ from kakera.server.schema import ChatBody
 from kakera.server.service import Service
 
 Names = Mapping[str, str]
-SYSTEM = ("system", "developer")
 
 
 def chat_body(fields: dict[str, Any], names: Names) -> ChatBody:
@@ -31,21 +30,6 @@ def chat_body(fields: dict[str, Any], names: Names) -> ChatBody:
         located = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
         param, message = explain(located)
         raise renamed(RequestRefused(message, param=param), names) from None
-
-
-def in_place(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """System messages behind the first other message, as user messages in their place.
-
-    Templates know one system message, at the top. An agent adds notes on its way; moved to the top, each of them would
-    make the whole prompt new, which is minutes of prefill where the cache could have served it.
-    """
-    first = next((i for i, message in enumerate(messages) if message["role"] not in SYSTEM), len(messages))
-    return messages[:first] + [
-        {"role": "user", "content": f"<system-reminder>\n{message['content']}\n</system-reminder>"}
-        if message["role"] in SYSTEM
-        else message
-        for message in messages[first:]
-    ]
 
 
 def renamed(error: RequestRefused, names: Names) -> RequestRefused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakera.errors import EngineDied, RequestRefused
 from kakera.server.metrics import Metrics
 from kakera.server.record import record_refusal
 
+log = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = 2  # about the time in which a running request finishes or a slot frees
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -62,6 +64,30 @@ class Refusals:
         return JSONResponse(body, status_code=status, headers=headers)
 
 
+class Defects:
+    """500 for errors that nobody meant. A handler of Exception would answer as well, but Starlette raises the error
+    again behind it, and then uvicorn closes the connection, which the client may have kept for its next request."""
+
+    def __init__(self, app: ASGIApp, refusals: Refusals):
+        self._app, self._refusals = app, refusals
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            log.exception("%s failed", scope["path"])
+            await self._refusals.answer(scope, *describe(error))(scope, receive, send)
+
+
 def install_handlers(app: FastAPI, refusals: Refusals) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -75,7 +101,6 @@ def install_handlers(app: FastAPI, refusals: Refusals) -> None:
 
     @app.exception_handler(RequestRefused)
     @app.exception_handler(EngineDied)
-    @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
         status, body = describe(error)
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else None

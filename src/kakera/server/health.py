@@ -7,8 +7,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fastapi import APIRouter
+from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 
 from kakera.errors import EngineDied, RequestRefused
@@ -18,6 +20,8 @@ from kakera.server.openapi import Failing, Healthy
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
+SHARED_SECONDS = 1.0
+ELSEWHERE = ("cross-site", "same-site")  # what browsers say of a page's images and links, which send no Origin
 STALL_SECONDS = 60.0  # the longest sound step is one prefill chunk on a slow CPU, some seconds
 
 
@@ -89,22 +93,45 @@ class EngineWatch:
         )
 
 
+@dataclass
+class DeepProbe:
+    """One token for all who ask within SHARED_SECONDS: needing no key, it must cost the same whoever asks how often."""
+
+    watch: EngineWatch
+    _task: asyncio.Task[tuple[str | None, float]] | None = None
+    _began: float = 0.0
+
+    async def result(self) -> tuple[str | None, float]:
+        """What is wrong or None, and the seconds that the token took."""
+        if self._task is None or (self._task.done() and time.monotonic() - self._began > SHARED_SECONDS):
+            self._began = time.monotonic()
+            self._task = asyncio.create_task(self._generate())
+        return await asyncio.shield(self._task)  # the others wait on when one of them leaves
+
+    async def _generate(self) -> tuple[str | None, float]:
+        problem = await one_token(self.watch.engine, self.watch.stall_seconds)
+        return problem, time.monotonic() - self._began
+
+
 def health_routes(watch: EngineWatch) -> APIRouter:
     router = APIRouter()
+    probe = DeepProbe(watch)
 
     @router.get(
         "/health", responses={200: {"model": Healthy}, 503: {"model": Failing, "description": "No progress, and why."}}
     )
-    async def health(deep: bool = False) -> JSONResponse:
+    async def health(request: HttpRequest, deep: bool = False) -> JSONResponse:
         """200 while the engine makes progress; `deep` has it generate a token as well."""
-        problem = await watch.problem()
-        began = time.monotonic()
+        if deep and request.headers.get("sec-fetch-site") in ELSEWHERE:
+            text = "pages of other sites may not have tokens generated; leave deep out"
+            raise RequestRefused(text, status=403, code="origin_not_allowed", param="deep")
+        problem, seconds = await watch.problem(), 0.0
         if problem is None and deep:
-            problem = await one_token(watch.engine, watch.stall_seconds)
+            problem, seconds = await probe.result()
         if problem:
             return JSONResponse({"status": "failing", "reason": problem}, status_code=503)
         answer = {"status": "ok", "running": watch.last.running, "waiting": watch.last.waiting}
-        return JSONResponse({**answer, "token_seconds": round(time.monotonic() - began, 4)} if deep else answer)
+        return JSONResponse({**answer, "token_seconds": round(seconds, 4)} if deep else answer)
 
     return router
 

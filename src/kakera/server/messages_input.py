@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from kakera.errors import RequestRefused
-from kakera.server.dialect import chat_body, in_place, kind_of, part_text, string, text_of, unreadable
+from kakera.server.dialect import chat_body, kind_of, part_text, string, text_of, unreadable
 from kakera.server.messages_schema import AnthropicTool, AnthropicToolChoice, CountBody, Message, MessagesBody
 from kakera.server.schema import ChatBody
 
@@ -32,7 +32,7 @@ def messages_chat(body: CountBody) -> ChatBody:
     for index, message in enumerate(body.messages):
         messages += chat_messages(message, f"messages[{index}]")
     fields: dict[str, Any] = {
-        "messages": in_place(messages),
+        "messages": messages,
         "tools": [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])] or None,
         "tool_choice": tool_choice(body.tool_choice),
         "parallel_tool_calls": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kakera.errors import RequestRefused
-from kakera.server.dialect import chat_body, in_place, kind_of, string, text_of
+from kakera.server.dialect import chat_body, kind_of, string, text_of
 from kakera.server.responses_schema import ResponsesBody, ResponseTool
 from kakera.server.schema import ChatBody
 
@@ -50,7 +50,7 @@ def responses_chat(body: ResponsesBody) -> tuple[ChatBody, ToolNames, list[str]]
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
     messages += input_messages(body.input, names)
     fields = {
-        "messages": in_place(messages),
+        "messages": messages,
         "tools": tools or None,
         "tool_choice": tool_choice(body.tool_choice, names),
         "parallel_tool_calls": body.parallel_tool_calls,
