@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import logging
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from fake_engine import FakeEngine
 from live_server import free_port
 
 from kakera.errors import EngineDied
+from kakera.server.limits import TimedConnection
 from kakera.server.run import serve as serve_until_stopped
 from kakera.server.service import Service
 
@@ -210,6 +212,48 @@ class Served:
 
     def _run(self, engine, model) -> None:
         self.status = asyncio.run(serve_until_stopped(engine, model, port=self.port, log_level="error"))
+
+
+class Impatient(TimedConnection):
+    unread_seconds = 0.4
+
+
+FLOOD = [{"match": "flood", "text": "word " * 20_000}, {"text": "Hello."}]
+
+
+def flooded(live) -> socket.socket:
+    """A client whose answer is larger than all buffers on its way: 20 MB."""
+    body = json.dumps({"prompt": "flood", "max_tokens": 20_000, "stream": True, "logprobs": 20, "loop_guard": False})
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+    client.connect(("127.0.0.1", int(live.url.rpartition(":")[2])))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+    live.wait_until(lambda: live.engine.open)
+    return client
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_ended(serve):
+    live = serve(FLOOD, context=32_768, http=Impatient)
+    with flooded(live) as client:
+        live.wait_until(lambda: not live.engine.open, 10)
+        assert len(live.engine.aborted) == 1
+        got = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := client.recv(1 << 20):
+                got += piece
+        assert b'"text": "word' in got and b"[DONE]" not in got
+    assert live.chat().json()["choices"][0]["message"]["content"] == "Hello."
+
+
+def test_a_client_that_reads_slowly_is_not_cut_off(serve):
+    live = serve(FLOOD, context=32_768, http=Impatient)
+    with flooded(live) as client:
+        until = time.monotonic() + 4 * Impatient.unread_seconds
+        while time.monotonic() < until:
+            time.sleep(0.05)
+            assert len(client.recv(1 << 20)) > 0
+        assert not live.engine.aborted
 
 
 def test_a_dead_engine_answers_who_waits_and_ends_the_server_with_70(model, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -55,20 +56,45 @@ class Supervisor:
 
 
 class Served:
-    """Use as a context manager; leaving it kills the process. Its state (locks) lies in `directory`."""
+    """Use as a context manager; leaving it kills the process. Its state (locks) lies in `directory`.
 
-    def __init__(self, directory: Path, model: str, *options: str, port: int | None = None):
+    `log` is where stderr goes. `file_bytes`: what a file of the process may have, beyond which its disk looks full.
+    `open_files`: the soft limit that it is started with.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        model: str,
+        *options: str,
+        port: int | None = None,
+        log: Path | None = None,
+        file_bytes: int | None = None,
+        open_files: int | None = None,
+        environment: dict[str, str] | None = None,
+    ):
         self.port = port or free_port()
         self.supervisor = Supervisor(directory)
         self.environment = {
             **os.environ,
             "XDG_STATE_HOME": str(directory.parent),
             "NOTIFY_SOCKET": self.supervisor.path,
+            **(environment or {}),
         }
-        self.errors = directory / "stderr"
+        self.errors = log or directory / "stderr"
+
+        def limit() -> None:
+            if file_bytes is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+            if open_files is not None:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
         with self.errors.open("w") as stderr:
             self.process = subprocess.Popen(
-                [*COMMAND, model, "--port", str(self.port), *options], stderr=stderr, env=self.environment
+                [*COMMAND, model, "--port", str(self.port), *options],
+                stderr=stderr,
+                env=self.environment,
+                preexec_fn=limit,
             )
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
 

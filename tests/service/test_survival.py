@@ -2,39 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from served import Served, Stream, gone
-
-STREAMS = [
-    {"match": "slow", "text": "word " * 2000, "delay_ms": 20},
-    {"match": "hang", "text": "word", "delay_ms": 3_600_000},
-    {"text": "Hello."},
-]
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory with a short name: the path of a socket has at most 107 characters."""
-    directory = Path(tempfile.mkdtemp(prefix="k-"))
-    (directory / "a").mkdir()
-    (directory / "b").mkdir()
-    yield directory
-    shutil.rmtree(directory)
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> str:
-    path = tmp_path / "script.json"
-    path.write_text(json.dumps({"streams": STREAMS}))
-    return f"scripted:{path}"
 
 
 @pytest.mark.slow

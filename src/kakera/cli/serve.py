@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,7 +90,8 @@ def serve(
         engine = await starting
         try:
             if claim:
-                claim.note_engine(engine.pid)
+                with contextlib.suppress(OSError):  # a full disk: the next server then waits for nobody
+                    claim.note_engine(engine.pid)
             await first_token(engine)
             answers = f"{offered.name} answers on http://{host}:{port}/v1"
             say(answers)
@@ -174,4 +176,5 @@ def check_port(host: str, port: int) -> None:
 
 
 def say(line: str) -> None:
-    typer.echo(line, err=True)
+    with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone, must not end a server
+        typer.echo(line, err=True)

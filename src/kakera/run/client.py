@@ -79,7 +79,10 @@ class EngineClient:
         `build` runs in the child: a picklable callable that returns a LocalEngine. `bind_threads`: one thread a core,
         for an engine that computes on the CPU.
         """
-        directory = Path(tempfile.mkdtemp(prefix="kakera-"))  # mode 0700: the socket is ours alone
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="kakera-"))  # mode 0700: the socket is ours alone
+        except OSError as error:
+            raise KakeraError(f"no place for the engine's socket: {error}; free some space or set TMPDIR") from None
         endpoint = f"ipc://{directory}/engine"
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         socket.bind(endpoint)

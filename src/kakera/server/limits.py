@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import resource
 from typing import Any, ClassVar
 
 import h11
@@ -16,6 +18,8 @@ BODY_BYTES = 32 * 1024 * 1024  # 262,144 tokens are about 1 MB of text
 BODY_SECONDS = 60.0  # 32 MB at 0.5 MB/s
 REQUEST_SECONDS = BODY_SECONDS + 5  # later than the answer that a slow body gets
 KEEP_ALIVE_SECONDS = 5  # between requests of a connection
+UNREAD_SECONDS = 60.0  # in which a client must take 48 KiB of an answer that waits for it: 800 bytes a second
+OPEN_FILES = 65_536
 
 
 class RequestLimits:
@@ -70,13 +74,17 @@ class RequestLimits:
 
 
 class TimedConnection(H11Protocol):
-    """Closes a connection whose request is not complete in time, which uvicorn would hold for ever.
+    """Closes a connection whose request is not complete in time, or whose answer is not read in time, which uvicorn
+    would hold for ever.
 
-    This bounds headers that trickle, connections that say nothing, and bodies that trickle on after their refusal.
+    This bounds headers that trickle, connections that say nothing, bodies that trickle on after their refusal, and
+    answers that pile up for a client which does not read them.
     """
 
     seconds: ClassVar[float] = REQUEST_SECONDS
+    unread_seconds: ClassVar[float] = UNREAD_SECONDS
     _deadline: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -89,6 +97,16 @@ class TimedConnection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._stop_time()
+        self._stop_unread()
+
+    def pause_writing(self) -> None:
+        """64 KiB wait, beside what the kernel holds."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.unread_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_unread()
 
     def _keep_time(self) -> None:
         """From a request's first byte, or the connection's begin, to its last byte; further bytes win no time."""
@@ -101,6 +119,20 @@ class TimedConnection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+
+def allow_open_files() -> None:
+    """Connections are open files: shells and systemd start programs with 1,024 of them, but let them have more."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):  # then it stays as it was
+        wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(most, OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 # h11 even where httptools is installed, which has no limit for headers; without websockets every request passes here

@@ -15,7 +15,7 @@ from kakera.run.interface import AsyncEngine
 from kakera.server.access import OPEN, Access
 from kakera.server.app import create_app
 from kakera.server.health import STALL_SECONDS, EngineWatch
-from kakera.server.limits import CONNECTIONS
+from kakera.server.limits import CONNECTIONS, allow_open_files
 from kakera.server.model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ async def serve(
     """
 
     configure_logging(log_level)
+    allow_open_files()
 
     def stop(error: EngineDied) -> None:
         app.state.service.stop(error)
