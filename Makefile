@@ -8,7 +8,7 @@ PIP    := $(PYTHON) -m pip --disable-pip-version-check
 CPU_TORCH := torch==2.13.0+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint venv clean
+.PHONY: demo test lint venv clients clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -24,6 +24,10 @@ lint: $(READY)
 	@$(PYTHON) -m mypy
 
 venv: $(READY)
+
+# For tests/clients, which are skipped without them.
+clients: $(READY)
+	@$(PIP) install --editable '.[dev,clients]'
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist

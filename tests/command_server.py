@@ -29,7 +29,8 @@ class CommandServer:
     def __enter__(self) -> CommandServer:
         end = time.monotonic() + START_SECONDS
         while True:
-            assert self.process.poll() is None and time.monotonic() < end, "the server did not start"
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end, "the server did not start in time"
             try:
                 self.http.get("/health")
                 return self

@@ -1,0 +1,108 @@
+"""sglang-router in front of two servers: conversations spread over both, and each stays where its prefix is cached."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from command_server import CommandServer, free_port
+
+CHAT = "/v1/chat/completions"
+START_SECONDS = 30
+PAGE = 64  # tokens; a page that is not full is not cached
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[CommandServer]]:
+    path: Path = tmp_path_factory.mktemp("router") / "script.json"
+    path.write_text(json.dumps({"streams": [{"text": "Thought.\n</think>\n\nWell.", "delay_ms": 60}]}))
+    with contextlib.ExitStack() as stack:
+        started = [CommandServer(f"scripted:{path}", "--served-name", "mini") for _ in range(2)]
+        yield [stack.enter_context(server) for server in started]
+
+
+@pytest.fixture(scope="module")
+def router(servers: list[CommandServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    pytest.importorskip("sglang_router", reason="sglang-router comes with the extra `clients`")
+    port, log = free_port(), tmp_path_factory.mktemp("log") / "router"
+    workers = [f"http://127.0.0.1:{server.port}" for server in servers]
+    address = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    command = [sys.executable, "-m", "sglang_router.launch_router", "--policy", "cache_aware", *address]
+    with log.open("w") as output:
+        process = subprocess.Popen([*command, "--worker-urls", *workers], stdout=output, stderr=subprocess.STDOUT)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            wait_until_it_has(2, client, process, log)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+def wait_until_it_has(workers: int, client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + START_SECONDS
+    while True:
+        assert process.poll() is None and time.monotonic() < end, log.read_text()
+        with contextlib.suppress(httpx.TransportError):
+            listed = client.get("/workers").json()["workers"]
+            if len([worker for worker in listed if worker["is_healthy"]]) == workers:
+                return
+        time.sleep(0.1)
+
+
+class Conversation:
+    """Every turn sends the whole conversation, as clients do."""
+
+    def __init__(self, router: httpx.Client, word: str):
+        self._router = router
+        self._messages: list[dict[str, Any]] = []
+        self._opening = f"{word} " * 300
+
+    def turn(self) -> tuple[int, int]:
+        """Tokens of the prompt, and how many of them were cached."""
+        self._messages.append({"role": "user", "content": "And then?" if self._messages else self._opening})
+        answer = self._router.post(CHAT, json={"model": "mini", "messages": self._messages})
+        assert answer.status_code == 200, answer.text
+        body = answer.json()
+        self._messages.append(body["choices"][0]["message"])
+        return body["usage"]["prompt_tokens"], body["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def wait_until_one_runs(servers: list[CommandServer]) -> None:
+    end = time.monotonic() + 5
+    while sum(server.http.get("/v1/loads").json()["aggregate"]["total_reqs"] for server in servers) != 1:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def prompt_tokens(server: CommandServer) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("kakera_prompt_tokens_total"))
+
+
+@pytest.mark.slow
+def test_each_conversation_stays_where_it_is_cached(router: httpx.Client, servers: list[CommandServer]) -> None:
+    before = [prompt_tokens(server) for server in servers]
+    conversations = [Conversation(router, word) for word in ("fox", "owl")]
+    with ThreadPoolExecutor() as pool:
+        turns = [pool.submit(conversations[0].turn)]
+        wait_until_one_runs(servers)  # the router sends what is new to the server with fewer requests
+        turns.append(pool.submit(conversations[1].turn))
+        first = [turn.result() for turn in turns]
+    assert [cached for _, cached in first] == [0, 0]
+    opened = [prompt_tokens(server) - count for server, count in zip(servers, before, strict=True)]
+    assert sorted(opened) == sorted(tokens for tokens, _ in first), "both conversations began on one server"
+    for _ in range(2):
+        for (tokens, _), conversation in zip(first, conversations, strict=True):
+            _, cached = conversation.turn()
+            assert cached > tokens - 2 * PAGE
