@@ -14,6 +14,7 @@ from kakera.kv.gpu.decode import (
     attend_decode_reference,
     query_tiles,
 )
+from kakera.kv.gpu.finish import Finish
 from kakera.kv.rotation import fast_hadamard
 
 pytestmark = [
@@ -44,7 +45,7 @@ class World:
         slots = torch.randperm(len(lengths) + 1, generator=self.made, device="cuda")[: len(lengths)].int()
         offsets = torch.tensor([0, *counts], device="cuda").cumsum(0).int()
         self.rows = DecodeRows(
-            torch.tensor(lengths, dtype=torch.int32, device="cuda"), offsets, slots, tables, max(counts)
+            torch.tensor(lengths, dtype=torch.int32, device="cuda"), offsets, slots, tables, max(counts), sum(counts)
         )
         ends = [length + n for length, n in zip(lengths, counts, strict=True)]
         self.pages = (
@@ -102,7 +103,7 @@ class World:
 
     def run(self, scratch=None, dtype=torch.float16, **options):
         y = torch.full_like(self.q, NAN, dtype=dtype)
-        attend_decode(self.pages, self.rows, self.q, y, scratch or self.scratch(), **options)
+        attend_decode(self.pages, self.rows, self.q, Finish(y, **options), scratch or self.scratch())
         return y
 
     def error(self):
@@ -176,6 +177,9 @@ def test_output_is_turned_back_centred_and_gated():
         bound = BOUND if dtype == torch.float16 else 5e-3
         assert relative(world.run(dtype=dtype, centre_KD=centre_KD), expected.double()) <= bound
         assert relative(world.run(dtype=dtype, centre_KD=centre_KD, gate_TI=gates), gated.double()) <= bound
+        y = torch.full_like(world.q, NAN, dtype=dtype)
+        Finish(y, centre_KD=centre_KD, gate_TI=gates)(o_TQD.half())
+        assert relative(y, gated.double()) <= bound
 
 
 def test_a_row_gives_the_same_alone_and_in_a_batch_and_again():
@@ -186,12 +190,18 @@ def test_a_row_gives_the_same_alone_and_in_a_batch_and_again():
     for r in range(4):
         alone = DecodeRows(*(x[r : r + 1] for x in (world.rows.starts_R,)), *_alone(world.rows, r))
         y = torch.empty_like(world.q[r : r + 1])
-        attend_decode(world.pages, alone, world.q[r : r + 1].contiguous(), y, scratch)
+        attend_decode(world.pages, alone, world.q[r : r + 1].contiguous(), Finish(y), scratch)
         assert relative(y, together[r : r + 1].double()) <= 1e-3
 
 
 def _alone(rows, r):
-    return torch.tensor([0, 1], dtype=torch.int32, device="cuda"), rows.slots_R[r : r + 1], rows.tables_RP[r : r + 1]
+    return (
+        torch.tensor([0, 1], dtype=torch.int32, device="cuda"),
+        rows.slots_R[r : r + 1],
+        rows.tables_RP[r : r + 1],
+        1,
+        1,
+    )
 
 
 def test_a_graph_serves_all_lengths():
@@ -201,7 +211,7 @@ def test_a_graph_serves_all_lengths():
     world.run(scratch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        attend_decode(world.pages, world.rows, world.q, y, scratch, turn_back=False)
+        attend_decode(world.pages, world.rows, world.q, Finish(y, turn_back=False), scratch)
     for shorter in (0, 1, 17):  # tokens of the last page
         world.rows.starts_R.copy_(starts - shorter)
         graph.replay()

@@ -15,8 +15,11 @@ from kakera.kv.pages import create_pool
 from kakera.kv.recent import RecentStore, fill_window
 from kakera.kv.rotation import Rotation
 from kakera.model.batch import Batch, CheckpointTensors, Span
+from kakera.ops.heads import ProjectedHeads
 from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
 from kakera.plan.spec import ModelSpec
+
+LONGEST_SPAN = 8192  # tokens of a prefill span, where nobody says otherwise
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,10 @@ class KVCache:
         slots: int,
         rotation: Rotation | None = None,
         device: torch.device | str = "cpu",
+        chunk: int = LONGEST_SPAN,
     ):
-        """`rotation` None: Hadamard for int2. Raises UsageError for a format and CheckpointError for a rotation
-        that this model can not use."""
+        """`rotation` None: Hadamard for int2. `chunk`: tokens of the longest prefill span, which a GPU's scratch is
+        for. Raises UsageError for a format and CheckpointError for a rotation that this model can not use."""
         fmt.check(spec.head_dim)
         if rotation is not None and not fmt.windowed:
             raise UsageError(f"--rotation: the {fmt.codec} cache is exact and takes no rotation; use --kv int2")
@@ -66,10 +70,24 @@ class KVCache:
         self._window_pages = fmt.window_pages if fmt.windowed else 0
         self._recent = RecentStore(spec, fmt, slots, self._device) if fmt.windowed else None
         self._rotation: Rotation | None = None
+        self._centres_L2KD = torch.zeros(len(spec.full_layers), 2, spec.kv_heads, spec.head_dim, device=self._device)
         if fmt.windowed:
             self._rotation = (rotation or Rotation.hadamard(spec)).to(self._device)
             self._rotation.check(spec)
             self._centres_L2KD = torch.stack((self._rotation.k.centre_LKD, self._rotation.v.centre_LKD), 1)
+        self._kernels = None
+        if self._device.type == "cuda":
+            from kakera.kv.gpu.attention import GpuAttention  # Triton is there with CUDA builds of torch only
+
+            self._kernels = GpuAttention.create(
+                spec, fmt, self._pool, self._recent, self._rotation, self._centres_L2KD, slots, chunk
+            )
+
+    def attend_heads(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor:
+        """QK-norm and RoPE, then `attend`, then the output gate: [T, heads * D] in the projection's dtype."""
+        if self._kernels is not None and self._kernels.takes(heads):
+            return self._kernels(layer, batch, heads)
+        return heads.gated(self.attend(layer, batch, *heads.turned()))
 
     def attend(self, layer: int, batch: Batch, q_TQD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """Store the batch's keys and values and return its attention, [T, heads, D] in q's dtype, before the gate.
@@ -221,7 +239,13 @@ class KVCache:
             ring=_bytes((recent.ring,)) if recent else 0,
             sink=_bytes((recent.sink,)) if recent else 0,
             rotation=_bytes(frames),
-            scratch=_bytes((*self._pool.scratch(), *(recent.scratch() if recent else ()))),
+            scratch=_bytes(
+                (
+                    *self._pool.scratch(),
+                    *(recent.scratch() if recent else ()),
+                    *(self._kernels.scratch() if self._kernels else ()),
+                )
+            ),
         )
 
 

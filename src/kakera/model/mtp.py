@@ -16,6 +16,7 @@ from kakera.model.attention import full_attention
 from kakera.model.mlp import mlp
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.weights import AttentionWeights, MtpWeights
+from kakera.ops.heads import ProjectedHeads
 from kakera.ops.norm import rms_norm
 from kakera.ops.rotary import Rotary
 
@@ -36,9 +37,13 @@ def draft_hidden(model: HybridModel, tokens_N: Tensor, hidden_NH: Tensor) -> Ten
     layer = weights.layer
     assert isinstance(layer.mixer, AttentionWeights)
     normed_NH = rms_norm(x_NH, layer.input_scale_H, eps)
-    x_NH = x_NH + full_attention(layer.mixer, spec, normed_NH, rotary, causal_attention)
+    x_NH = x_NH + full_attention(layer.mixer, spec, normed_NH, rotary, _attend)
     x_NH = x_NH + mlp(layer.mlp, rms_norm(x_NH, layer.post_scale_H, eps))
     return rms_norm(x_NH, weights.scale_H, eps)
+
+
+def _attend(heads: ProjectedHeads) -> Tensor:
+    return heads.gated(causal_attention(*heads.turned()))
 
 
 def causal_attention(q_NQD: Tensor, k_NKD: Tensor, v_NKD: Tensor) -> Tensor:

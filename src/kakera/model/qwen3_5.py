@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from kakera.model.gdn import GdnRoutes, gated_delta_net
 from kakera.model.mlp import mlp
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights, ModelWeights, Progress, load_weights
+from kakera.ops.heads import ProjectedHeads
 from kakera.ops.norm import rms_norm
 from kakera.ops.rotary import Rotary
 from kakera.plan.spec import ModelSpec
@@ -23,7 +25,7 @@ from kakera.weights.checkpoint import Checkpoint
 class KeyValues(Protocol):
     """What the model asks of a KV cache; `layer` counts the full-attention layers."""
 
-    def attend(self, layer: int, batch: Batch, q_TQD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor: ...
+    def attend_heads(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor: ...
 
 
 class HybridModel:
@@ -88,9 +90,7 @@ class HybridModel:
     def _attend(
         self, weights: AttentionWeights, x_TH: Tensor, rotary: Rotary, layer: int, batch: Batch, kv: KeyValues
     ) -> Tensor:
-        def attend(q_TQD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-            return kv.attend(layer, batch, q_TQD, k_TKD, v_TKD)
-
+        attend = partial(kv.attend_heads, layer, batch)
         return full_attention(weights, self.spec, x_TH, rotary, attend, batch.decode_rows)
 
 

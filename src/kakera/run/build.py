@@ -48,7 +48,7 @@ def build_engine(
     dtype = dtype or COMPUTE_DTYPES[plan.device]
     model = HybridModel.load(directory, dtype, device, progress, escha_bias=escha_bias)
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
-    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device)
+    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], dtype, device)
     compiler = Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos)

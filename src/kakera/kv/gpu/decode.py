@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kakera.kv.codec import Int2Rows, decode
+from kakera.kv.gpu.finish import Finish, FinishArguments, address
 from kakera.kv.pages import pages_to_rows
 from kakera.ops.cuda.compiler import kernel
 from kakera.plan.kv_format import PAGE_TOKENS
@@ -42,8 +43,8 @@ class _Decode(ctypes.Structure):
 class _Merge(ctypes.Structure):
     _fields_ = [
         ("rows", _Rows),
-        *((name, ctypes.c_void_p) for name in ("partial", "stats", "centre", "gate", "y")),
-        *((name, ctypes.c_int) for name in ("gate_stride", "y_stride")),
+        *((name, ctypes.c_void_p) for name in ("partial", "stats")),
+        ("finish", FinishArguments),
     ]
 
 
@@ -79,14 +80,16 @@ class DecodeRows:
     """Rows of a decode batch, int32 on the device. Row r has the query tokens offsets[r] .. offsets[r + 1] - 1, which
     stand at the positions starts[r] .., and may have none.
 
-    starts_R, slots_R: [rows]; offsets: [rows + 1]; tables_RP: page ids, [rows, pages]. most_tokens: of a row.
+    starts_R, slots_R: [rows]; offsets: [rows + 1]; tables_RP: page ids, [rows, pages]. most_tokens: of a row; tokens:
+    of all.
     """
 
     starts_R: Tensor
     offsets: Tensor
     slots_R: Tensor
     tables_RP: Tensor
-    most_tokens: int = 1
+    most_tokens: int
+    tokens: int
 
     def __post_init__(self) -> None:
         if len(self.starts_R) > MOST_ROWS:
@@ -129,17 +132,13 @@ def attend_decode(
     pages: LayerPages,
     rows: DecodeRows,
     q_TQD: Tensor,
-    y_TQD: Tensor,
+    finish: Finish,
     scratch: DecodeScratch,
-    centre_KD: Tensor | None = None,
-    gate_TI: Tensor | None = None,
-    turn_back: bool = True,
 ) -> None:
-    """Attention of all query tokens into y_TQD, fp16 or bf16, each row contiguous.
+    """Attention of all query tokens, finished (`finish.py`).
 
     q_TQD: fp16, contiguous, in the keys' frame, times D^-0.5. The rows' own keys and values must have been stored.
-    turn_back: apply the Hadamard matrix to the output (its own inverse); centre_KD, float32, is added then, and
-    gate_TI [T, heads D] of y's dtype makes it sigmoid(gate) output. Raises ValueError for shapes without a kernel.
+    Raises ValueError for shapes without a kernel.
     """
     tokens, heads, dim = q_TQD.shape
     kv_heads = pages.halves.shape[-3]
@@ -165,19 +164,16 @@ def attend_decode(
     )
     coded = int(pages.codes is not None)
     launch = _Decode(rows=shared, halves=pages.halves.data_ptr(), q=q_TQD.data_ptr())
-    launch.codes, launch.params, launch.sink = map(_address, (pages.codes, pages.parameters, pages.sink))
+    launch.codes, launch.params, launch.sink = map(address, (pages.codes, pages.parameters, pages.sink))
     launch.partial, launch.stats = scratch.partial.data_ptr(), scratch.stats.data_ptr()
     shape = (f"DIM={dim}", f"CODES={coded}")
     defines = (*shape, f"GROUPS={pages.groups}", f"WARPS={WARPS}")
     run = kernel("attention_decode", 32 * WARPS, defines, q_TQD.device.index)
     run.launch((scratch.blocks, 1), launch, dependent=True)
 
-    merge = _Merge(rows=shared, partial=launch.partial, stats=launch.stats, y=y_TQD.data_ptr())
-    merge.centre, merge.gate, merge.y_stride = _address(centre_KD), _address(gate_TI), y_TQD.stride(0)
-    if gate_TI is not None:
-        merge.gate_stride = gate_TI.stride(0)
-    defines = (*shape, f"TURN={int(turn_back)}", *(("BF16",) if y_TQD.dtype == torch.bfloat16 else ()))
-    kernel("attention_merge", 256, defines, q_TQD.device.index).launch((tokens, heads), merge, dependent=True)
+    merge = _Merge(rows=shared, partial=launch.partial, stats=launch.stats, finish=finish.arguments())
+    run = kernel("attention_merge", 256, (*shape, *finish.defines()), q_TQD.device.index)
+    run.launch((tokens, heads), merge, dependent=True)
 
 
 def attend_decode_reference(pages: LayerPages, rows: DecodeRows, q_TQD: Tensor) -> Tensor:
@@ -206,7 +202,3 @@ def _keys_of(pages: LayerPages, table: Tensor, slot: int, position: int) -> Tens
     places = torch.arange(low, page + 1, device=table.device) % pages.halves.shape[1]
     recent = pages_to_rows(pages.halves[slot, places])
     return torch.cat((coded, recent), 2)[:, :, : position + 1]
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
