@@ -17,6 +17,8 @@ import pytest
 
 from command_server import CommandServer, free_port
 
+pytest.importorskip("sglang_router", reason="sglang-router comes with the extra `clients`")
+
 CHAT = "/v1/chat/completions"
 START_SECONDS = 30
 PAGE = 64  # tokens; a page that is not full is not cached
@@ -33,7 +35,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[CommandSe
 
 @pytest.fixture(scope="module")
 def router(servers: list[CommandServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    pytest.importorskip("sglang_router", reason="sglang-router comes with the extra `clients`")
     port, log = free_port(), tmp_path_factory.mktemp("log") / "router"
     workers = [f"http://127.0.0.1:{server.port}" for server in servers]
     address = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
