@@ -18,9 +18,14 @@ from kakera.bench.soak_traffic import CHAT, COMPLETIONS, MESSAGES, PATHS, RESPON
 from kakera.bench.text import Prose
 from kakera.cli import app
 from kakera.errors import EngineDied, UsageError
+from kakera.plan.budget import draft
+from kakera.plan.devices import resolve
 from kakera.plan.plan import Wishes
+from kakera.plan.sizes import margin
+from kakera.plan.spec import ModelSpec
+from kakera.plan.weights import from_checkpoint
 
-SMALL = Wishes(gpus="cpu", context=1024, max_running=2, kv_group=64, host_cache=20_000_000)
+SMALL = Wishes(context=1024, max_running=4, kv_group=64, host_cache=20_000_000)
 IDLE = {
     "running": 0,
     "waiting": 0,
@@ -168,19 +173,30 @@ def test_cut_streams_and_errors_within_are_faults(path):
     assert "out of memory" in stream(path, {"type": "error", "error": {"message": "out of memory"}}, "[DONE]").fault
 
 
+def at_the_ceiling(model, wishes):
+    """The same wishes on a machine with memory for one full request and no page more."""
+    spec = ModelSpec.load(model)
+    need = draft(spec, wishes, resolve("cpu:1TB"), from_checkpoint(model, spec)).need
+    return replace(wishes, gpus=f"cpu:{need + margin(need)}")
+
+
 @pytest.fixture(scope="module")
 def server(tiny_model):
     """The tests below run in order; the last one kills it."""
-    with ServerProcess(str(tiny_model), flags(SMALL)) as running:
+    with ServerProcess(str(tiny_model), flags(at_the_ceiling(tiny_model, SMALL))) as running:
         yield running
 
 
 def test_a_short_soak_of_a_real_server_finds_nothing(server):
-    report = asyncio.run(Soak(server.url, seed=1, process=server).run(minutes=1.5 / 60))
+    report = asyncio.run(Soak(server.url, seed=1, process=server).run(minutes=4 / 60))
     assert report.tally.faults == []
     assert [check.name for check in report.checks if not check.ok] == []
     assert {"server", "engine"} <= {process.name for process in report.after.processes}
-    assert report.peak.running == 2 and report.tally.requests > 8
+    assert report.peak.running == 4 and report.tally.requests > 8
+    total = report.after.engine["pages_total"]
+    assert total == 16 and report.peak.pages_filled == total, (
+        "not at its ceiling"
+    )
     assert json.loads(json.dumps(report.json()))["tally"]["sent"]["canary"] >= 4
 
 

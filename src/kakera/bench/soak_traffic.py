@@ -119,8 +119,8 @@ class Traffic:
             body["n"] = 2
         elif extra < 0.2:
             body["stop"] = [". ", "\n"]
-        elif extra < 0.4:
-            body["ignore_eos"] = True
+        elif extra < 0.4:  # half of these outgrow the pages that they began with, which in a full pool somebody loses
+            body |= {"ignore_eos": True, "max_tokens": pick.choice((room, self._context // 3))}
         return body
 
 

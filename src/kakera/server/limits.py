@@ -120,7 +120,6 @@ class TimedConnection(H11Protocol):
             self._deadline.cancel()
             self._deadline = None
 
-
     def _stop_unread(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
