@@ -9,6 +9,7 @@ from kakera.bench.figure import Figure
 
 FILES_SLACK = 4  # open files of a process: a log rotation, an eventfd of a thread pool's growth
 MEMORY_SLACK = 0.10  # of a process's resident memory: fragmentation of the allocator
+REMEMBERED = 16_000_000  # bytes: the server keeps the ids and the text of the last two million tokens that it was sent
 KEPT_FAULTS = 10
 
 
@@ -128,15 +129,16 @@ def _held(engine: dict[str, Any], what: str) -> int:
 
 
 def _processes(before: Snapshot, after: Snapshot, warm: bool) -> list[Figure]:
-    """Growth of each process since `before`. The engine may grow by what its host cache does, too."""
-    grown_cache = max(0, after.engine["host_bytes_used"] - before.engine["host_bytes_used"])
+    """Growth of each process since `before`. Beside it, each may grow by its own cache."""
+    grown_host = max(0, after.engine["host_bytes_used"] - before.engine["host_bytes_used"])
+    caches = {"server": REMEMBERED, "engine": grown_host}
     now = {process.name: process for process in after.processes}
     figures = []
     for then in before.processes:
         last = now.get(then.name)
         files = last.files - then.files if last else float("nan")
         grown = (last.resident - then.resident) / 1e6 if last else float("nan")
-        allowed = (MEMORY_SLACK * then.resident + (grown_cache if then.name == "engine" else 0)) / 1e6
+        allowed = (MEMORY_SLACK * then.resident + caches.get(then.name, 0)) / 1e6
         figures.append(
             Figure(f"{then.name}: open files, grown by", files, "<=", FILES_SLACK, ".0f", note=f"from {then.files}")
         )
