@@ -8,7 +8,7 @@ PIP    := $(PYTHON) -m pip --disable-pip-version-check
 CPU_TORCH := torch==2.13.0+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint venv clients clean
+.PHONY: demo test lint venv clients kernels clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -28,6 +28,10 @@ venv: $(READY)
 # For tests/clients, which are skipped without them.
 clients: $(READY)
 	@$(PIP) install --editable '.[dev,clients]'
+
+# For tests of the Triton kernels in its interpreter, which are skipped without it.
+kernels: $(READY)
+	@$(PIP) install --editable '.[dev,kernels]'
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist

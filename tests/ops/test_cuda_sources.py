@@ -22,6 +22,14 @@ KERNELS = [  # name, defines, bytes a thread may spill
     ("trellis_weight", ("CODEBOOK=INST3", "BITS=8"), 32),
     ("int8_few", ("GROUPS=1",), 0),
     ("int8_few", ("GROUPS=4", "BF16"), 0),
+    ("attention_decode", ("DIM=256", "GROUPS=1", "CODES=1", "WARPS=8"), 0),
+    ("attention_decode", ("DIM=256", "GROUPS=4", "CODES=1", "WARPS=8"), 256),  # small groups, seldom wanted
+    ("attention_decode", ("DIM=128", "GROUPS=1", "CODES=0", "WARPS=8"), 0),
+    ("attention_merge", ("DIM=256", "CODES=1", "TURN=1", "BF16"), 0),
+    ("attention_finish", ("DIM=128", "TURN=1"), 0),
+    ("kv_write", ("DIM=256", "ROTARY=64", "GROUP=256", "BF16"), 0),
+    ("kv_write", ("DIM=128", "ROTARY=128", "GROUP=32"), 0),
+    ("kv_write", ("DIM=256", "ROTARY=64", "GROUP=0"), 0),
 ]
 
 
