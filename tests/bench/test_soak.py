@@ -196,9 +196,7 @@ def test_a_short_soak_of_a_real_server_finds_nothing(server):
     assert {"server", "engine"} <= {process.name for process in report.after.processes}
     assert report.peak.running >= 2 and report.tally.requests > 8
     total = report.after.engine["pages_total"]
-    assert total == 16 and report.peak.pages_filled == total, (
-        "not at its ceiling"
-    )
+    assert total == 16 and report.peak.pages_filled == total, "not at its ceiling"
     assert json.loads(json.dumps(report.json()))["tally"]["sent"]["canary"] >= 4
 
 
