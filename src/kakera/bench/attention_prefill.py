@@ -1,16 +1,11 @@
-"""Prefill attention over INT2 and bf16 pages on a GPU, beside the library alone over ready 16-bit keys.
-
-python -m kakera.bench.attention_prefill [tokens ...]: one JSON line a shape.
-"""
+"""Prefill attention over INT2 and bf16 pages on a GPU, beside the library alone over ready 16-bit keys."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -19,16 +14,15 @@ from kakera.kv.gpu.prefill import Bf16History, Int2History, PrefillAttention
 from kakera.kv.gpu.prefill_plan import PrefillPlan
 from kakera.plan.kv_format import PAGE_TOKENS
 
-HEADS, KV_HEADS, HEAD_DIM, WINDOW = 24, 4, 256, 4
-CONTEXTS = (8192, 65536, 131072, 196608)
-TOKENS = 8192
+WINDOW = 4
 
 
 @dataclass(frozen=True)
 class Prefill:
     """Seconds of `tokens` queries at the end of `context`; `library`: unmasked over bf16 keys, as many products.
 
-    `kernels`: milliseconds by kernel, in a profiled call. `first`: seconds of the first call of this shape.
+    `kernels`: milliseconds by kernel, in a profiled call. `first`: seconds of the first call of this
+    shape. `scratch_bytes`: ours and the library's, which do not depend on the context.
     """
 
     codec: str
@@ -40,24 +34,29 @@ class Prefill:
     library_tflops: float
     first: float
     kernels: dict[str, float]
+    scratch_bytes: int
 
 
-def measure(tokens: int = TOKENS, contexts: tuple[int, ...] = CONTEXTS) -> Iterator[Prefill]:
+def measure(
+    heads: int, kv_heads: int, dim: int, tokens: int, contexts: Sequence[int], codecs: Sequence[str] = ("int2", "bf16")
+) -> Iterator[Prefill]:
+    """`tokens` queries at the end of each context, random pages."""
     device = torch.device("cuda", torch.cuda.current_device())
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     pages = max(contexts) // PAGE_TOKENS
-    rows = (2, KV_HEADS, PAGE_TOKENS, HEAD_DIM)
-    codes = torch.randint(0, 256, (pages, *rows[:3], HEAD_DIM // 4), dtype=torch.uint8, device=device)
-    parameters = torch.rand(pages, 2, KV_HEADS, 2, 1, PAGE_TOKENS, device=device).half()
+    rows = (2, kv_heads, PAGE_TOKENS, dim)
+    codes = torch.randint(0, 256, (pages, *rows[:3], dim // 4), dtype=torch.uint8, device=device)
+    parameters = torch.rand(pages, 2, kv_heads, 2, 1, PAGE_TOKENS, device=device).half()
     parameters[:, :, :, 1] *= -1.5
     recent = torch.randn(WINDOW + -(-tokens // PAGE_TOKENS), *rows, device=device).bfloat16()
     dense = torch.empty(pages, *rows, dtype=torch.bfloat16, device=device).normal_()
     table = torch.randperm(pages, device=device).int()
-    q_TQD = (torch.randn(tokens, HEADS, HEAD_DIM, device=device) * HEAD_DIM**-0.5).half()
+    q_TQD = (torch.randn(tokens, heads, dim, device=device) * dim**-0.5).half()
     out_TQD = torch.empty_like(q_TQD)
     int2 = Int2History(codes, parameters, recent[0])
-    for history, window in ((int2, WINDOW), (Bf16History(dense), 0)):
-        plan = PrefillPlan(HEADS, KV_HEADS, HEAD_DIM, window, tokens, multiprocessors)
+    for codec in codecs:
+        history, window = (int2, WINDOW) if codec == "int2" else (Bf16History(dense), 0)
+        plan = PrefillPlan(heads, kv_heads, dim, window, tokens, multiprocessors)
         attention = PrefillAttention(plan, device)
         for context in contexts:
             start = context - -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
@@ -68,10 +67,10 @@ def measure(tokens: int = TOKENS, contexts: tuple[int, ...] = CONTEXTS) -> Itera
 
             first = _once(call)
             keys = start + tokens // 2
-            products = 4 * tokens * HEADS * HEAD_DIM * keys
-            seconds, library = _median(call), _library(tokens, keys, device)
+            products = 4 * tokens * heads * dim * keys
+            seconds, library = _median(call), _library(heads, kv_heads, dim, tokens, keys, device)
             yield Prefill(
-                "int2" if window else "bf16",
+                codec,
                 tokens,
                 context,
                 seconds,
@@ -80,13 +79,14 @@ def measure(tokens: int = TOKENS, contexts: tuple[int, ...] = CONTEXTS) -> Itera
                 products / library / 1e12,
                 first,
                 _by_kernel(call),
+                plan.scratch_bytes + plan.library_bytes,
             )
 
 
-def _library(tokens: int, keys: int, device: torch.device) -> float:
+def _library(heads: int, kv_heads: int, dim: int, tokens: int, keys: int, device: torch.device) -> float:
     attend = dense_attention.choose(device)
-    q_KMD = torch.randn(KV_HEADS, tokens * HEADS // KV_HEADS, HEAD_DIM, device=device).bfloat16() * HEAD_DIM**-0.5
-    k_KND, v_KND = torch.randn(2, KV_HEADS, keys, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    q_KMD = torch.randn(kv_heads, tokens * heads // kv_heads, dim, device=device).bfloat16() * dim**-0.5
+    k_KND, v_KND = torch.randn(2, kv_heads, keys, dim, device=device, dtype=torch.bfloat16)
     return _median(lambda: attend(q_KMD, k_KND, v_KND))
 
 
@@ -118,13 +118,3 @@ def _by_kernel(call: Callable[[], object]) -> dict[str, float]:
         torch.cuda.synchronize()
     times = {event.key[:60]: round(event.device_time_total / 1e3, 3) for event in profile.key_averages()}
     return {name: ms for name, ms in sorted(times.items(), key=lambda item: -item[1]) if ms >= 0.001}
-
-
-def main() -> None:
-    for tokens in map(int, sys.argv[1:] or [str(TOKENS)]):
-        for result in measure(tokens):
-            print(json.dumps(asdict(result)), flush=True)
-
-
-if __name__ == "__main__":
-    main()

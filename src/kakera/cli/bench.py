@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kakera.cli import bench_kernels
+from kakera.cli.bench_common import PlotOption, numbers, show, waiting
 from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
 from kakera.plan.plan import Wishes
 
@@ -21,7 +23,7 @@ app = typer.Typer(
     help="Measure speed and endurance: serve, decode, prefill, kernels, figures, soak.", no_args_is_help=True
 )
 
-PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw a plot: FILE.png, .svg or .pdf.", metavar="FILE")]
+app.command()(bench_kernels.kernels)
 ContextsOption = Annotated[str, typer.Option("--contexts", help="Context lengths in tokens.", metavar="N,N,...")]
 BatchesOption = Annotated[str, typer.Option("--batches", help="Requests at once.", metavar="N,N,...")]
 
@@ -47,14 +49,14 @@ def serve(
     from kakera.bench import plot as plots
     from kakera.bench.server import ServerProcess, flags
 
-    counts = _numbers("--streams", streams)
+    counts = numbers("--streams", streams)
     if plot:
         plots.check(plot)
     with contextlib.ExitStack() as stack:
         if url is None:
-            with _waiting("starting the server"):
+            with waiting("starting the server"):
                 url = stack.enter_context(ServerProcess(model, flags(wishes))).url
-        with _waiting("measuring") as tell:
+        with waiting("measuring") as tell:
             levels, turn, beside = asyncio.run(_load(url, api_key, counts, prompt_tokens, new_tokens, long, tell))
     if plot:
         line = plots.Line("all streams", counts, [level.tokens_per_second for level in levels])
@@ -70,7 +72,7 @@ def serve(
     views = [tables.levels(model, levels)]
     if turn and beside:
         views += [tables.second_turn(turn), tables.beside(beside)]
-    _show(result, as_json, views)
+    show(result, as_json, views)
 
 
 async def _load(
@@ -150,11 +152,11 @@ def _grid(
 
     if plot:
         plots.check(plot)
-    lengths, counts = _numbers("--contexts", contexts), _numbers("--batches", batches)
+    lengths, counts = numbers("--contexts", contexts), numbers("--batches", batches)
     directory = _directory(model)
     bench = EngineBench(open_engine(directory, wishes), ModelSpec.load(directory).vocab)
     rows = []
-    with _waiting(what) as tell:
+    with waiting(what) as tell:
         for length in lengths:
             for count in counts:
                 tell(f"{what}: {count} x {length} tokens")
@@ -166,7 +168,7 @@ def _grid(
         ]
         plots.draw(plot, f"{what}: {model}, KV {wishes.kv}", "requests at once", "tokens/s", lines)
     result = {"what": what, "model": model, "kv": wishes.kv, "rows": [asdict(row) for row in rows]}
-    _show(result, as_json, [tables.grid(f"{what}: {model}, KV {wishes.kv}", rows)])
+    show(result, as_json, [tables.grid(f"{what}: {model}, KV {wishes.kv}", rows)])
 
 
 @app.command()
@@ -186,56 +188,11 @@ def figures(
 
     names = tuple(only.split(",")) if only else GROUPS
     subject = Subject(model, _directory(model), wishes, data, max_prompt_tokens)
-    with _waiting("measuring") as tell:
+    with waiting("measuring") as tell:
         found = measure(subject, names, tell)
-    _show({"model": model, "figures": [f.json() for f in found]}, as_json, [figure.table(found, model)])
+    show({"model": model, "figures": [f.json() for f in found]}, as_json, [figure.table(found, model)])
     if not all(f.ok for f in found):
         raise typer.Exit(1)
-
-
-@app.command()
-def kernels(
-    spec: Annotated[
-        str, typer.Option("--spec", help="Shapes of a known model or of a model directory.")
-    ] = "qwen3.8-27b",
-    only: Annotated[str, typer.Option("--only", help="Which kernels: linear.", metavar="NAME,...")] = "linear",
-    rows: Annotated[
-        str, typer.Option("--rows", help="Rows of the input.", metavar="N,...")
-    ] = "1,8,32,64,128,1024,8192",
-    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Cards that share the model.")] = 1,
-    plot: PlotOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """GPU kernels on random data of a model's shapes, beside the card's ceilings and the library's kernels."""
-    from kakera.bench import plot as plots
-    from kakera.bench.linears import LONG_ROWS
-    from kakera.cli.model import shape_of
-    from kakera.errors import KakeraError, UsageError
-
-    if only != "linear":
-        raise UsageError(f"--only {only}: there is linear")
-    counts, model = _numbers("--rows", rows), shape_of(spec)[0]
-    if plot:
-        plots.check(plot)
-        if min(counts) >= LONG_ROWS:
-            raise UsageError(f"--plot draws milliseconds of short batches: give --rows below {LONG_ROWS} as well")
-    import torch
-
-    if not torch.cuda.is_available():
-        raise KakeraError("kakera bench kernels measures a GPU, and torch sees none here (kakera doctor says why)")
-    from kakera.bench import linears
-    from kakera.bench.linear_tables import tables
-
-    with _waiting("measuring") as tell:
-        found = linears.measure(model, counts, ranks, tell)
-    if plot:
-        short = [n for n in counts if n < linears.LONG_ROWS]
-        lines = [
-            plots.Line("trellis codes", short, [found.total(n) * 1e3 for n in short]),
-            plots.Line("cuBLAS fp16", short, [found.total(n, "cublas_seconds") * 1e3 for n in short]),
-        ]
-        plots.draw(plot, f"all linears of {spec}, {found.device}", "rows", "ms", lines)
-    _show({"spec": spec, "ranks": ranks, **asdict(found)}, as_json, tables(found, spec))
 
 
 @app.command()
@@ -260,31 +217,19 @@ def soak(
     with contextlib.ExitStack() as stack:
         process, subject = None, url
         if url is None:
-            with _waiting("starting the server"):
+            with waiting("starting the server"):
                 process = stack.enter_context(ServerProcess(model, flags(wishes)))
             url, subject = process.url, model
-        with _waiting("soaking") as tell:
+        with waiting("soaking") as tell:
             report = asyncio.run(Soak(url, seed, api_key, process).run(minutes, tell))
     title = f"{subject}: {report.tally.requests} requests in {report.seconds:.0f} s, seed {seed}"
-    _show(
+    show(
         {"subject": subject, "seed": seed, **report.json()},
         as_json,
         [figure.table(report.checks, title), report.lines()],
     )
     if not all(check.ok for check in report.checks):
         raise typer.Exit(1)
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    from kakera.errors import UsageError
-
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or numbers[0] < 1:
-        raise UsageError(f"{option} {text}: give whole numbers from 1 on, such as 1,2,4")
-    return numbers
 
 
 def _directory(model: str) -> Path:
@@ -295,25 +240,3 @@ def _directory(model: str) -> Path:
     if found.scripted:
         raise UsageError("a scripted model can only be measured through a server: kakera bench serve scripted:FILE")
     return found.path
-
-
-@contextlib.contextmanager
-def _waiting(what: str) -> Any:
-    """A spinner on stderr; yields the function that changes its text."""
-    from rich.console import Console
-
-    with Console(stderr=True).status(what) as status:
-        yield status.update
-
-
-def _show(result: dict[str, Any], as_json: bool, views: Sequence[Any]) -> None:
-    if as_json:
-        import json
-
-        typer.echo(json.dumps(result, indent=2))
-        return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    for view in views:
-        console.print(view)
