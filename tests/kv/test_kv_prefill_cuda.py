@@ -20,11 +20,12 @@ from kv_world import make_spec
 
 from kakera.kv.attention import attend_prefill
 from kakera.kv.codec import Int2Rows, decode
-from kakera.kv.gpu import dense_attention, prefill, prefill_plan
+from kakera.kv.gpu import dense_attention, prefill
 from kakera.kv.gpu.prefill import Bf16History, Int2History, Pages, PrefillAttention
-from kakera.kv.gpu.prefill_plan import PrefillPlan, key_pieces, padded_tokens, query_blocks
 from kakera.kv.pages import DensePool, Int2Pool
+from kakera.plan import prefill_plan
 from kakera.plan.kv_format import PAGE_TOKENS
+from kakera.plan.prefill_plan import PrefillPlan, key_pieces, padded_tokens, query_blocks
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if GPU else torch.device("cpu")

@@ -29,7 +29,8 @@ def test_27b_on_two_12_gb_cards_at_its_full_context(spec_27b: ModelSpec, weights
     assert rows["KV pages, one full request"] == 262144 * 8704 // 2  # 8.5 KiB a token, half of it on a card
     assert rows["recurrent states"] == 8 * 48 * (4 * 48 * 128 * 128 + 2 * 3 * 10240) // 2
     assert rows["KV windows and sinks"] == 8 * 7 * 64 * 32768 * 2 // 2  # six ring pages and one sink a slot
-    assert plan.total("device") - rows["KV pages, further"] == pytest.approx(8.5e9, abs=0.1e9)
+    # 8.5 GB, and 0.17 that the attention kernels hold beside what is alive for one layer
+    assert plan.total("device") - rows["KV pages, further"] == pytest.approx(8.69e9, abs=0.05e9)
     assert plan.total("device") <= 12 * GB - margin(12 * GB)
     assert (plan.context, plan.slots, plan.state_dtype, plan.kv.codec) == (262144, 8, "fp16", "int2")
 
@@ -115,6 +116,7 @@ def test_little_room_is_a_warning_and_none_a_refusal(spec_27b: ModelSpec, weight
     asked = wishes(context=262144, max_running=1)
     need = draft(spec_27b, asked, cards(12, 12), weights_27b).need
     at_the_line = next(c for c in range(need, 2 * need, 2**20) if c - margin(c) >= need)
+    at_the_line += 1  # sizes are given in GB, and a byte may be lost on the way
     tight, short = cards(at_the_line / GB, at_the_line / GB), cards(at_the_line / GB - 0.01, at_the_line / GB - 0.01)
     plan = make_plan(spec_27b, asked, tight, weights_27b)
     assert any("to spare" in line for line in cautions(plan, tight))

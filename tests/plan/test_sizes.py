@@ -6,7 +6,7 @@ import inspect
 
 from kakera.plan import sizes
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.sizes import checkpoint_bytes, live_state_bytes, margin, scratch_bytes
+from kakera.plan.sizes import checkpoint_bytes, held_attention_bytes, live_state_bytes, margin, scratch_bytes
 from kakera.plan.spec import ModelSpec
 
 INT2 = KvFormat("int2")
@@ -56,3 +56,14 @@ def test_scratch_knows_no_context_and_grows_with_the_chunk(spec_27b: ModelSpec) 
 
 def test_margin_keeps_a_12_gb_card_below_the_line_where_it_spills() -> None:
     assert 12227 * sizes.MIB - margin(12227 * sizes.MIB) < 11830 * sizes.MIB
+
+
+def test_attention_on_a_gpu_holds_its_scratch_beside_all_others(spec_27b: ModelSpec) -> None:
+    held = held_attention_bytes(spec_27b, INT2, 8192, 8)
+    unpacked, band = 2 * 65536 * 256 * 2, (8192 + 4 * 64) * 2 * 4 * 256 * 2
+    queries = 8192 * 6 * (256 * (2 + 4) + 4)  # of one KV head, fp16, and their sums
+    own_band = (8192 + 4 * 4 * 64) * 2 * 256 * 2
+    decode = (170 + 8 * 6 * 4) * 8 * 258 * 4
+    assert held == unpacked + band + queries + own_band + decode
+    whole = scratch_bytes(spec_27b, INT2, 2048, 8, "cuda")
+    assert whole > held_attention_bytes(spec_27b, INT2, 2048, 8) + sizes.decoded_bytes(spec_27b)

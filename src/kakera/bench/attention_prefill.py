@@ -11,8 +11,8 @@ import torch
 
 from kakera.kv.gpu import dense_attention
 from kakera.kv.gpu.prefill import Bf16History, Int2History, PrefillAttention
-from kakera.kv.gpu.prefill_plan import PrefillPlan
 from kakera.plan.kv_format import PAGE_TOKENS
+from kakera.plan.prefill_plan import PrefillPlan
 
 WINDOW = 4
 

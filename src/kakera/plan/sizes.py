@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
 from kakera.plan.plan import StateDtype
+from kakera.plan.prefill_plan import PrefillPlan
 from kakera.plan.spec import ModelSpec
 
 MIB = 2**20
@@ -17,7 +18,8 @@ STATE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2}
 LIVE_STATE_BYTES = 4  # the cold path never rounds a state
 SAMPLER_COPIES = 3  # logits, sorted values, probabilities
 HEAD_PIECE_ROWS = 256  # most rows that go through lm_head at once (echo with log-probabilities)
-HISTORY_TOKENS = {"cpu": 1024, "cuda": 8192}  # INT2 history that attention restores at a time
+HISTORY_TOKENS = 1024  # INT2 history that attention restores at a time on a CPU
+MOST_MULTIPROCESSORS = 170  # of an RTX 5090; fewer need less scratch
 SCORE_KEYS = 512  # keys that the plain path scores at once, for one query page
 STAGED_CHECKPOINTS = 2  # a step rarely saves more: end of a message and the end of the prompt
 DECODED_BYTES = 192 * MIB  # 16-bit weights decoded at a time on a GPU: the widest matrix of the 27B whole, 178 MB
@@ -94,8 +96,25 @@ def scratch_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device:
         _gdn_scratch(spec, tokens, item, ranks),
     )
     head = SAMPLER_COPIES * max(slots, min(chunk, HEAD_PIECE_ROWS)) * spec.vocab * 4 // ranks
-    coded = 0 if device == "cpu" else decoded_bytes(spec, ranks) + CODED_ROWS_BYTES
-    return residual + max(layer, head) + coded
+    if device == "cpu":
+        return residual + max(layer, head)
+    held = decoded_bytes(spec, ranks) + CODED_ROWS_BYTES + held_attention_bytes(spec, kv, chunk, slots, ranks)
+    return residual + max(layer, head) + held
+
+
+def held_attention_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, ranks: int = 1) -> int:
+    """What the attention kernels of a GPU hold from the start: unpacked history, sums, the 16-bit band of a segment,
+    and what the thread blocks of decode leave (8 columns of float32 each)."""
+    plan = _prefill_plan(spec, kv, chunk, ranks)
+    band = (chunk + kv.window_pages * PAGE_TOKENS) * 2 * plan.kv_heads * spec.head_dim * 2 if kv.windowed else 0
+    left = MOST_MULTIPROCESSORS + slots * spec.group * plan.kv_heads
+    return plan.scratch_bytes + band + left * 8 * (spec.head_dim + 2) * 4
+
+
+def _prefill_plan(spec: ModelSpec, kv: KvFormat, chunk: int, ranks: int) -> PrefillPlan:
+    window = kv.window_pages if kv.windowed else 0
+    heads, kv_heads = max(1, spec.heads // ranks), max(1, spec.kv_heads // ranks)
+    return PrefillPlan(heads, kv_heads, spec.head_dim, window, chunk, MOST_MULTIPROCESSORS)
 
 
 def decoded_bytes(spec: ModelSpec, ranks: int = 1) -> int:
@@ -109,14 +128,17 @@ def _mlp_scratch(spec: ModelSpec, tokens: int, item: int, ranks: int) -> int:
 
 
 def _attention_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, device: str, ranks: int) -> int:
-    """Projections, softmax accumulators, the band of 16-bit keys, and one restored piece of the history."""
+    """Projections, and the softmax accumulators, the band of 16-bit keys and one restored piece of the history; on a
+    GPU what comes beside the scratch that is held: rotated queries, outputs, and what the library allocates."""
     width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     projected = tokens * ((3 if spec.gated else 2) * width + 2 * kv_width) * item
+    if device != "cpu":
+        return (projected + 3 * tokens * width * item) // ranks + _prefill_plan(spec, kv, tokens, ranks).library_bytes
     accumulators = 2 * tokens * width * 4  # two partial outputs that are merged by log-sum-exp
     band = 2 * (tokens + kv.window_pages * PAGE_TOKENS) * kv_width * item
-    history = 2 * HISTORY_TOKENS[device] * kv_width * item if kv.windowed else 0
-    # the plain path materialises scores and probabilities of one query page; the GPU's kernels do not
-    scores = 2 * spec.heads * PAGE_TOKENS * SCORE_KEYS * 4 if device == "cpu" else 0
+    history = 2 * HISTORY_TOKENS * kv_width * item if kv.windowed else 0
+    # the plain path materialises scores and probabilities of one query page
+    scores = 2 * spec.heads * PAGE_TOKENS * SCORE_KEYS * 4
     return (projected + accumulators + band + history + scores) // ranks
 
 

@@ -23,7 +23,6 @@ from kakera.kv.gpu.decode import (
 )
 from kakera.kv.gpu.finish import Finish
 from kakera.kv.gpu.prefill import Bf16History, Int2History, PrefillAttention
-from kakera.kv.gpu.prefill_plan import PrefillPlan
 from kakera.kv.gpu.write import Places, can_write, write_rows
 from kakera.kv.pages import PagePool
 from kakera.kv.recent import RecentStore, fill_window
@@ -31,6 +30,7 @@ from kakera.kv.rotation import Rotation
 from kakera.model.batch import Batch, Span
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.prefill_plan import PrefillPlan
 from kakera.plan.spec import ModelSpec
 
 ROW_TOKENS = COLUMNS  # a longer decode span goes as several rows, which read the same pages

@@ -16,8 +16,8 @@ import triton
 from torch import Tensor
 
 from kakera.kv.gpu import dense_attention, prefill_kernels
-from kakera.kv.gpu.prefill_plan import GRID, SUB, PrefillPlan, key_pieces, padded_tokens, query_blocks
 from kakera.plan.kv_format import PAGE_TOKENS
+from kakera.plan.prefill_plan import GRID, SUB, PrefillPlan, key_pieces, padded_tokens, query_blocks
 
 MERGE_ROWS = 16
 
