@@ -6,14 +6,12 @@ four times that for the worst row of a head.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from torch import Tensor
 
-os.environ["TRITON_INTERPRET"] = str(int(not torch.cuda.is_available()))  # read when kernels are declared, below
 pytest.importorskip("triton", reason="needs Triton (Linux)")
 
 from kv_world import make_spec
