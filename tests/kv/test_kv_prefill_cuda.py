@@ -223,7 +223,7 @@ def test_scratch_is_what_the_plan_says_and_does_not_know_the_context():
     held = sum(x.untyped_storage().nbytes() for x in attention.scratch())
     assert held == attention.plan.scratch_bytes
     world = PrefillPlan(24, 4, 256, 4, 8192, 132)
-    assert world.scratch_bytes + world.library_bytes < 400e6
+    assert world.scratch_bytes + world.transient_bytes < 400e6
 
 
 def test_blocks_and_pieces_cover_everything_once_in_few_sizes():
@@ -301,7 +301,7 @@ class TestLibraries:
             before = torch.cuda.memory_allocated()
             attention(world.history(), world.table, start, world.q, world.band, out)
             grown.append(torch.cuda.max_memory_allocated() - before)
-            assert grown[-1] <= attention.plan.library_bytes + (64 << 20), grown  # and cuDNN's own workspace
+            assert grown[-1] <= attention.plan.transient_bytes + (64 << 20), grown  # and cuDNN's own workspace
             del world, attention, out
         print("bytes of the library:", grown)
         assert max(grown) - min(grown) <= 1 << 20, grown

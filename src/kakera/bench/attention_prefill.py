@@ -31,7 +31,7 @@ class Prefill:
     seconds: float
     tflops: float
     library: float
-    library_tflops: float
+    alone_tflops: float
     first: float
     kernels: dict[str, float]
     scratch_bytes: int
@@ -79,7 +79,7 @@ def measure(
                 products / library / 1e12,
                 first,
                 _by_kernel(call),
-                plan.scratch_bytes + plan.library_bytes,
+                plan.scratch_bytes + plan.transient_bytes,
             )
 
 

@@ -63,7 +63,7 @@ class PrefillPlan:
         )
 
     @property
-    def library_bytes(self) -> int:
+    def transient_bytes(self) -> int:
         """What the library allocates during a call at most: its output and lse, and repeated queries of short ones."""
         rows = self.query_slots * self.group
         return rows * (self.head_dim * (2 + 2) + 4)

@@ -133,7 +133,7 @@ def _attention_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, de
     width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     projected = tokens * ((3 if spec.gated else 2) * width + 2 * kv_width) * item
     if device != "cpu":
-        return (projected + 3 * tokens * width * item) // ranks + _prefill_plan(spec, kv, tokens, ranks).library_bytes
+        return (projected + 3 * tokens * width * item) // ranks + _prefill_plan(spec, kv, tokens, ranks).transient_bytes
     accumulators = 2 * tokens * width * 4  # two partial outputs that are merged by log-sum-exp
     band = 2 * (tokens + kv.window_pages * PAGE_TOKENS) * kv_width * item
     history = 2 * HISTORY_TOKENS * kv_width * item if kv.windowed else 0

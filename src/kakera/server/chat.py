@@ -18,10 +18,11 @@ from kakera.chat.tools import CallDelta, select_tools
 from kakera.errors import RequestRefused
 from kakera.schedule.request import TokenLogprob
 from kakera.server.answers import chat_logprobs, chat_usage
+from kakera.server.answers_chat import ChatAnswer
 from kakera.server.constrain import budget_of, chat_constraint
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.model import ServedModel
-from kakera.server.openapi import ChatAnswer, streams
+from kakera.server.openapi import streams
 from kakera.server.sampling import build_sampling, completion_room
 from kakera.server.schema import ChatBody, ChatMessage, Tool
 from kakera.server.service import Service, new_id

@@ -13,10 +13,11 @@ from fastapi.responses import JSONResponse, Response
 
 from kakera.schedule.request import Constraint, Usage
 from kakera.server.answers import TextLogprobs, usage_object
+from kakera.server.answers_chat import CompletionAnswer
 from kakera.server.constrain import text_constraint
 from kakera.server.generate import Delta, Generation, Job, join_usage
 from kakera.server.model import ServedModel
-from kakera.server.openapi import CompletionAnswer, streams
+from kakera.server.openapi import streams
 from kakera.server.sampling import build_sampling, check_prompt_tokens, completion_room
 from kakera.server.schema import CompletionBody
 from kakera.server.service import Service, new_id

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse
 from kakera.errors import EngineDied, RequestRefused
 from kakera.run.interface import PROBE, AsyncEngine
 from kakera.schedule.request import EngineStats, Finished, Request, Sampling
-from kakera.server.openapi import Failing, Healthy
+from kakera.server.answers_operations import Failing, Healthy
 
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kakera.plan.plan import Place, Plan, PlanRow
 from kakera.plan.sizes import margin
 from kakera.schedule.request import EngineStats
-from kakera.server.openapi import Memory, MemoryState
+from kakera.server.answers_operations import Memory, MemoryState
 from kakera.server.sensors import Reading
 
 NEAR = 1.25  # free memory below so many margins is worth a warning; below one it is the cliff

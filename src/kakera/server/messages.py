@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from kakera.schedule.request import Usage
+from kakera.server.answers_messages import MessageAnswer, TokenCount
 from kakera.server.blocks import Answer, Block, Step
 from kakera.server.chat import chat_prompt
 from kakera.server.dialect import dialect_job, gather
@@ -18,7 +19,7 @@ from kakera.server.errors import ANTHROPIC_ROUTE, anthropic_body, describe
 from kakera.server.generate import Delta, Generation
 from kakera.server.messages_input import NAMES, messages_chat
 from kakera.server.messages_schema import CountBody, MessagesBody
-from kakera.server.openapi import ANTHROPIC_ERRORS, MessageAnswer, TokenCount, streams
+from kakera.server.openapi import ANTHROPIC_ERRORS, streams
 from kakera.server.service import Service
 from kakera.server.sse import StreamStyle, event, open_stream, unless_disconnected
 

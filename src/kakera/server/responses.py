@@ -10,12 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from kakera.server.answers_responses import ResponseAnswer
 from kakera.server.blocks import Answer
 from kakera.server.dialect import dialect_job, gather
 from kakera.server.errors import describe
 from kakera.server.generate import Generation
 from kakera.server.model import ServedModel
-from kakera.server.openapi import ResponseAnswer, streams
+from kakera.server.openapi import streams
 from kakera.server.responses_input import NAMES, ToolNames, responses_chat
 from kakera.server.responses_items import Items
 from kakera.server.responses_schema import ResponsesBody

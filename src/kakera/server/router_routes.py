@@ -13,7 +13,7 @@ from kakera import __version__
 from kakera.plan.plan import Plan
 from kakera.schedule.request import EngineStats
 from kakera.schedule.step import PAGE
-from kakera.server.openapi import FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
+from kakera.server.answers_operations import FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
 from kakera.server.service import Service
 
 

@@ -13,8 +13,8 @@ from kakera import __version__
 from kakera.plan.plan import Plan
 from kakera.plan.table import title
 from kakera.schedule.request import EngineStats
+from kakera.server.answers_operations import StatusAnswer
 from kakera.server.memory_map import bars
-from kakera.server.openapi import StatusAnswer
 from kakera.server.sensors import Sensors
 from kakera.server.service import Service
 

@@ -8,8 +8,8 @@ from fastapi import APIRouter
 
 from kakera.chat.thinking import thinking_switch
 from kakera.errors import RequestRefused
+from kakera.server.answers_operations import Model, Models, Text, Tokens
 from kakera.server.chat import plain, render_chat
-from kakera.server.openapi import Model, Models, Text, Tokens
 from kakera.server.schema import DetokenizeBody, TokenizeBody
 from kakera.server.service import Service
 
