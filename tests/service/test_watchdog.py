@@ -122,7 +122,9 @@ def test_a_hang_is_told_by_the_predicted_step() -> None:
     def plan(device: str, chunk: int) -> Plan:
         return Plan(*[None] * 2, device, *[None] * 5, chunk, *[None] * 7)  # type: ignore[arg-type,call-arg]
 
-    fast, slow = Speed(100.0, 100.0, 1000.0), Speed(1.0, 0.5, 64.0)
+    fast, slow, mini = Speed(100.0, 100.0, 2000.0), Speed(1.0, 0.5, 64.0), Speed(70.0, 60.0, 250.0)
     assert limits.stall_seconds(plan("cpu", 512), fast) == 30
-    assert limits.stall_seconds(plan("cpu", 512), slow) == 10 * (8 + 2)
+    assert limits.stall_seconds(plan("cpu", 512), mini) > 3 * 31, "on busy cores a sound step took 31 seconds"
+    assert limits.stall_seconds(plan("cpu", 512), slow) == 60 * (8 + 2)
+    assert limits.stall_seconds(plan("cuda", 512), slow) == 10 * (8 + 2) + limits.COMPILE_SECONDS
     assert limits.stall_seconds(plan("cuda", 512), Speed(None, None, None)) == 30 + limits.COMPILE_SECONDS

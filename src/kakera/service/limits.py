@@ -12,7 +12,9 @@ from kakera.plan.plan import Plan
 from kakera.plan.speed import Speed
 
 STALL_LEAST = 30.0  # seconds; shorter ones are swapping, a busy neighbour, a disk that spins up
-STALL_STEPS = 10.0  # predicted steps; on two CPU cores `mini` decodes at half of the predicted speed, or a quarter
+# Predicted steps. On a CPU neighbours count: at a load of 5 on two cores `mini` took more than 31 seconds for a step of
+# 512 tokens predicted at 2, because its threads wait for each other to get a core, many times a step.
+STALL_STEPS = {"cpu": 60.0, "cuda": 10.0}
 COMPILE_SECONDS = 90.0  # on a GPU kernels are compiled when a shape first comes, in the middle of a step
 START_LEAST = 120.0  # seconds for doctor's checks, imports, allocation, first token; `mini` 7 to 16 on two busy cores
 DISK_BYTES = 100e6  # bytes per second of a slow disk
@@ -44,7 +46,7 @@ def step_seconds(plan: Plan, speed: Speed) -> float:
 
 def stall_seconds(plan: Plan, speed: Speed) -> float:
     compiling = COMPILE_SECONDS if plan.device == "cuda" else 0.0
-    return max(STALL_LEAST, STALL_STEPS * step_seconds(plan, speed)) + compiling
+    return max(STALL_LEAST, STALL_STEPS[plan.device] * step_seconds(plan, speed)) + compiling
 
 
 def host_bytes(plan: Plan) -> int:
