@@ -129,7 +129,7 @@ def test_what_can_not_be_enforced_is_refused_before_it_is_queued(live, param, wi
     assert ask(live, "hi").choices[0].message.content == "Plain words."
 
 
-@pytest.mark.parametrize(("kind", "wish"), [("regex", "\ud800"), ("json", "[" * 100_000), ("grammar", "\ud800")])
+@pytest.mark.parametrize(("kind", "wish"), [("json", "[" * 100_000), ("grammar", "\ud800")])
 def test_text_that_can_not_be_read_is_refused(live, kind, wish):
     body = json.dumps({"prompt": "x", "max_tokens": 1, "structured_outputs": {kind: wish}})
     response = live.http.post("/v1/completions", content=body, headers={"content-type": "application/json"})

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from kakera.chat.schema_types import Schema, declared_types, parse_value, resolve, typed_json
+from kakera.chat.schema_types import Schema, declared_types, json_value, parse_value, resolve, typed_json
 
 CLOSE = "</tool_call>"
 MISSING = ("", "}", "}}")  # closing braces that a model forgets at the end
@@ -51,18 +51,16 @@ def _object(part: str, complete: bool) -> tuple[dict[str, Any] | None, int]:
             value, end = json.JSONDecoder(strict=False).raw_decode(part[start:] + missing)
         except (ValueError, RecursionError):
             continue
-        return (value, min(start + end, len(part))) if _is_plain(value) else (None, 0)
-    value = parse_value(part.strip()) if complete else None
-    return (value, len(part)) if _is_plain(value) else (None, 0)
+        return _plain(value), min(start + end, len(part))
+    return _plain(parse_value(part.strip()) if complete else None), len(part)
 
 
-def _is_plain(value: Any) -> bool:
-    """An object that is JSON again: no NaN, nothing infinite."""
+def _plain(value: Any) -> dict[str, Any] | None:
+    """An object that is JSON again; None for anything else."""
     try:
-        json.dumps(value, allow_nan=False)
+        return json_value(value) if isinstance(value, dict) else None
     except (ValueError, TypeError, RecursionError):
-        return False
-    return isinstance(value, dict)
+        return None
 
 
 def _typed(arguments: dict[str, Any], root: Schema) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import ast
 import json
 from typing import Any
 
+from kakera.text.unicode import well_formed
+
 Schema = dict[str, Any]
 DEEPEST_REF = 8  # a $ref may lead to itself
 PYTHON_TYPES: dict[str, tuple[type, ...]] = {
@@ -72,19 +74,25 @@ def parse_value(text: str) -> Any:
     if text.lower() in _WORDS:  # models write Python's True and None as well
         return _WORDS[text.lower()]
     try:
-        value = json.loads(text, parse_constant=lambda _: _UNREADABLE)
-        json.dumps(value, allow_nan=False)  # 1e999 is read as infinity, which is not JSON
-        return value
+        return json_value(json.loads(text))
     except (ValueError, TypeError, RecursionError):
         pass
     if text[:1] not in ("[", "{"):
         return _UNREADABLE
     try:
-        value = ast.literal_eval(text)
-        json.dumps(value, allow_nan=False)
+        return json_value(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return _UNREADABLE
-    return value
+
+
+def json_value(value: Any) -> Any:
+    """The value if JSON can say it, with U+FFFD for halves of surrogate pairs, which no answer could carry.
+
+    Raises ValueError for what is not finite (1e999 is read as infinity), TypeError, RecursionError.
+    """
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+    clean = well_formed(text)
+    return value if clean is text else json.loads(clean)
 
 
 def resolve(schema: Any, root: Schema) -> Schema:

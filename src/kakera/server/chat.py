@@ -19,6 +19,7 @@ from kakera.errors import RequestRefused
 from kakera.schedule.request import TokenLogprob
 from kakera.server.answers import chat_logprobs, chat_usage
 from kakera.server.answers_chat import ChatAnswer
+from kakera.server.body import JsonRoute
 from kakera.server.constrain import budget_of, chat_constraint
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.model import ServedModel
@@ -32,7 +33,7 @@ ROUTE = "/v1/chat/completions"
 
 
 def chat_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post(ROUTE, responses=streams(ChatAnswer, "`chat.completion.chunk` objects, then `[DONE]`"))
     async def chat_completions(body: ChatBody, request: Request) -> Response:

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from kakera.schedule.request import Constraint, Usage
 from kakera.server.answers import TextLogprobs, usage_object
 from kakera.server.answers_chat import CompletionAnswer
+from kakera.server.body import JsonRoute
 from kakera.server.constrain import text_constraint
 from kakera.server.generate import Delta, Generation, Job, join_usage
 from kakera.server.model import ServedModel
@@ -28,7 +29,7 @@ PROMPTS_AT_ONCE = 8  # of one body: evaluation tools send hundreds, which must n
 
 
 def completion_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post(ROUTE, responses=streams(CompletionAnswer, "`text_completion` objects, then `[DONE]`"))
     async def completions(body: CompletionBody, request: Request) -> Response:

@@ -96,7 +96,8 @@ def install_handlers(app: FastAPI, refusals: Refusals) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        body = error_body(f"{error.detail}: {request.method} {request.url.path}", error.status_code)
+        what = f": {request.method} {request.url.path}" if error.status_code in (404, 405) else ""
+        body = error_body(f"{error.detail}{what}", error.status_code)
         return refusals.answer(request.scope, error.status_code, body, error.headers)
 
     @app.exception_handler(RequestRefused)
@@ -112,7 +113,7 @@ def explain(errors: Sequence[Any]) -> tuple[str | None, str]:
     first = errors[0]
     if first["type"] == "json_invalid":
         return None, f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}"
-    if first["loc"] == ("body",) and first["type"] == "model_attributes_type":
+    if first["loc"] == ("body",) and first["type"] in ("model_attributes_type", "missing"):
         return None, "the body must be a JSON object, sent with the header Content-Type: application/json"
     field = first["loc"][:2]
     error = max((e for e in errors if e["loc"][:2] == field), key=lambda e: len(e["loc"]))

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from kakera.schedule.request import Usage
 from kakera.server.answers_messages import MessageAnswer, TokenCount
 from kakera.server.blocks import Answer, Block, Step
+from kakera.server.body import JsonRoute
 from kakera.server.chat import chat_prompt
 from kakera.server.dialect import dialect_job, gather
 from kakera.server.errors import ANTHROPIC_ROUTE, anthropic_body, describe
@@ -28,7 +29,7 @@ SIGNATURE = "kakera"
 
 
 def messages_routes(service: Service) -> APIRouter:
-    router = APIRouter(responses=ANTHROPIC_ERRORS)
+    router = APIRouter(route_class=JsonRoute, responses=ANTHROPIC_ERRORS)
 
     @router.post(
         ANTHROPIC_ROUTE, responses=streams(MessageAnswer, "Anthropic's events, `message_start` to `message_stop`")

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from kakera.server.answers_responses import ResponseAnswer
 from kakera.server.blocks import Answer
+from kakera.server.body import JsonRoute
 from kakera.server.dialect import dialect_job, gather
 from kakera.server.errors import describe
 from kakera.server.generate import Generation
@@ -27,7 +28,7 @@ ROUTE = "/v1/responses"
 
 
 def responses_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post(ROUTE, responses=streams(ResponseAnswer, "events from `response.created` to `response.completed`"))
     async def responses(body: ResponsesBody, request: Request) -> Response:

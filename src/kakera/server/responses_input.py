@@ -99,7 +99,7 @@ def tool_choice(choice: str | dict[str, Any] | None, names: ToolNames) -> Any:
         kind = choice.get("type")
         message = f"tool_choice of type {kind!r} is not supported; send none, auto, required or a function"
         raise RequestRefused(message, param="tool_choice")
-    name = names.join(choice.get("namespace"), string(choice, "name", "tool_choice"))
+    name = names.join(namespace_of(choice, "tool_choice"), string(choice, "name", "tool_choice"))
     return {"type": "function", "function": {"name": name}}
 
 
@@ -162,5 +162,9 @@ def call_object(item: dict[str, Any], path: str, names: ToolNames) -> dict[str, 
             raise RequestRefused(message, param=f"{path}.arguments") from None
         if not isinstance(arguments, dict):
             raise RequestRefused(f"{path}.arguments must be a JSON object", param=f"{path}.arguments")
-    function = {"name": names.join(item.get("namespace"), string(item, "name", path)), "arguments": arguments}
+    function = {"name": names.join(namespace_of(item, path), string(item, "name", path)), "arguments": arguments}
     return {"id": string(item, "call_id", path), "type": "function", "function": function}
+
+
+def namespace_of(item: dict[str, Any], path: str) -> str | None:
+    return None if item.get("namespace") is None else string(item, "namespace", path)

@@ -9,13 +9,14 @@ from fastapi import APIRouter
 from kakera.chat.thinking import thinking_switch
 from kakera.errors import RequestRefused
 from kakera.server.answers_operations import Model, Models, Text, Tokens
+from kakera.server.body import JsonRoute
 from kakera.server.chat import plain, render_chat
 from kakera.server.schema import DetokenizeBody, TokenizeBody
 from kakera.server.service import Service
 
 
 def text_routes(service: Service) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     model = service.model
 
     def model_object() -> Model:
