@@ -47,13 +47,14 @@ def beside(found: Beside) -> Table:
 
 
 def grid(title: str, rows: Sequence[DecodeSpeed | PrefillSpeed]) -> Table:
-    view = right_aligned(title, ("context", "at once", "time", "tokens/s"))
+    view = right_aligned(title, ("context", "at once", "time", "tokens/s", "computed before"))
     for row in rows:
         if isinstance(row, DecodeSpeed):
             time = f"{row.step.text()} ms a step (p50 / p95 / max)"
+            filled = f"{row.computed_tokens:,}, {row.fill_seconds:.1f} s"
         else:
-            time = f"{row.seconds:.2f} s"
-        view.add_row(f"{row.context:,}", str(row.batch), time, f"{row.tokens_per_second:,.1f}")
+            time, filled = f"{row.seconds:.2f} s", ""
+        view.add_row(f"{row.context:,}", str(row.batch), time, f"{row.tokens_per_second:,.1f}", filled)
     return view
 
 

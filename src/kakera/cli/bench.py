@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kakera.cli import bench_kernels
-from kakera.cli.bench_common import PlotOption, numbers, show, waiting
+from kakera.cli.bench_common import PlotOption, SpecOption, model_of, numbers, show, waiting
 from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
 from kakera.plan.plan import Wishes
 
@@ -32,6 +32,7 @@ BatchesOption = Annotated[str, typer.Option("--batches", help="Requests at once.
 @with_memory_options
 def serve(
     model: ModelArgument = "mini",
+    spec: SpecOption = None,
     url: Annotated[str | None, typer.Option("--url", help="Measure this server instead of starting one.")] = None,
     api_key: Annotated[str | None, typer.Option("--api-key", help="The key of the server at --url.")] = None,
     streams: Annotated[str, typer.Option("--streams", help="Parallel streams.", metavar="N,N,...")] = "1,2,4,8",
@@ -107,6 +108,7 @@ async def _load(
 @with_memory_options
 def decode(
     model: ModelArgument = "mini",
+    spec: SpecOption = None,
     contexts: ContextsOption = "256,1024,4096",
     batches: BatchesOption = "1,2,4,8",
     steps: Annotated[int, typer.Option("--steps", min=2, help="Steps that are timed.")] = 32,
@@ -116,13 +118,15 @@ def decode(
     wishes: Wishes,
 ) -> None:
     """Tokens per second of decoding, by context and batch, without a server."""
-    _grid("decode", model, contexts, batches, plot, as_json, wishes, lambda bench, n, b: bench.decode(n, b, steps))
+    subject = model_of(model, spec)
+    _grid("decode", subject, contexts, batches, plot, as_json, wishes, lambda bench, n, b: bench.decode(n, b, steps))
 
 
 @app.command()
 @with_memory_options
 def prefill(
     model: ModelArgument = "mini",
+    spec: SpecOption = None,
     contexts: ContextsOption = "256,1024,4096",
     batches: BatchesOption = "1",
     plot: PlotOption = None,
@@ -131,7 +135,8 @@ def prefill(
     wishes: Wishes,
 ) -> None:
     """Tokens per second of reading prompts, by length and number, without a server."""
-    _grid("prefill", model, contexts, batches, plot, as_json, wishes, lambda bench, n, b: bench.prefill(n, b))
+    subject = model_of(model, spec)
+    _grid("prefill", subject, contexts, batches, plot, as_json, wishes, lambda bench, n, b: bench.prefill(n, b))
 
 
 def _grid(
@@ -146,29 +151,41 @@ def _grid(
 ) -> None:
     from kakera.bench import plot as plots
     from kakera.bench import tables
-    from kakera.bench.engine import EngineBench
-    from kakera.evaluate.session import open_engine
-    from kakera.plan.spec import ModelSpec
+    from kakera.bench.engine import WARM_TOKENS, EngineBench
+    from kakera.bench.memory_watch import MemoryWatch
+    from kakera.evaluate.session import plan_for
+    from kakera.run.build import build_engine
 
     if plot:
         plots.check(plot)
     lengths, counts = numbers("--contexts", contexts), numbers("--batches", batches)
     directory = _directory(model)
-    bench = EngineBench(open_engine(directory, wishes), ModelSpec.load(directory).vocab)
+    plan = plan_for(directory, wishes)
+    watch = MemoryWatch.start()
     rows = []
-    with waiting(what) as tell:
-        for length in lengths:
+    with waiting(f"loading {model}") as tell:
+        engine = build_engine(directory, plan)
+        bench = EngineBench(engine, plan.spec.vocab, lengths, warm_tokens=WARM_TOKENS[plan.device])
+        for length in reversed(lengths):  # the longest first: the shorter ones can begin it
             for count in counts:
                 tell(f"{what}: {count} x {length} tokens")
                 rows.append(one(bench, length, count))
+    rows.sort(key=lambda row: row.context)
+    memory = watch.compare(engine, plan)
     if plot:
         lines = [
             plots.Line(f"{n:,} tokens", counts, [row.tokens_per_second for row in rows if row.context == n])
             for n in lengths
         ]
         plots.draw(plot, f"{what}: {model}, KV {wishes.kv}", "requests at once", "tokens/s", lines)
-    result = {"what": what, "model": model, "kv": wishes.kv, "rows": [asdict(row) for row in rows]}
-    show(result, as_json, [tables.grid(f"{what}: {model}, KV {wishes.kv}", rows)])
+    result = {
+        "what": what,
+        "model": model,
+        "kv": wishes.kv,
+        "rows": [asdict(row) for row in rows],
+        "memory": memory.json(),
+    }
+    show(result, as_json, [tables.grid(f"{what}: {model}, KV {wishes.kv}", rows), memory.view()])
 
 
 @app.command()

@@ -9,20 +9,42 @@ from typing import Annotated, Any
 
 import typer
 
+SpecOption = Annotated[
+    str | None,
+    typer.Option(
+        "--spec", help="Random weights of a known model's shapes instead of MODEL, such as qwen3.8-27b.", metavar="NAME"
+    ),
+]
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw a plot: FILE.png, .svg or .pdf.", metavar="FILE")]
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """Whole numbers from 1 on, separated by commas, in order. Raises UsageError."""
+    """Whole numbers from 1 on, separated by commas, in order; 8k is 8,192. Raises UsageError."""
     from kakera.errors import UsageError
 
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        found = sorted({_number(part.strip().lower()) for part in text.split(",")})
     except ValueError:
         found = []
     if not found or found[0] < 1:
-        raise UsageError(f"{option} {text}: give whole numbers from 1 on, such as 1,2,4")
+        raise UsageError(f"{option} {text}: give whole numbers from 1 on, such as 1,2,4 or 8k")
     return found
+
+
+def _number(text: str) -> int:
+    return 1024 * int(text[:-1]) if text.endswith("k") else int(text)
+
+
+def model_of(model: str, spec: str | None) -> str:
+    """MODEL, or what `--spec` means as a MODEL. Raises UsageError if both are given."""
+    from kakera.cli.model import SPEC
+    from kakera.errors import UsageError
+
+    if spec is None:
+        return model
+    if model != "mini":
+        raise UsageError(f"{model} and --spec {spec}: measure one of them")
+    return SPEC + spec
 
 
 @contextlib.contextmanager

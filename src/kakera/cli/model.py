@@ -1,4 +1,7 @@
-"""MODEL on the command line -> files on disk, or, for planning, only a shape and byte counts."""
+"""MODEL on the command line -> files on disk, or, for planning, only a shape and byte counts.
+
+`spec:NAME` is a model of NAME's shapes with random weights: right for speed and memory, good for nothing else.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kakera.errors import CheckpointError, UsageError
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 BUNDLED = Path(__file__).resolve().parent.parent / "data" / "mini"
 SCRIPTED = "scripted:"
+SPEC = "spec:"
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
 CONNECT_SECONDS = 10.0
@@ -40,6 +44,11 @@ def resolve_model(name: str) -> Model:
         if not path.is_file():
             raise UsageError(f"{name}: there is no file {path}")
         return Model(path.stem, path, scripted=True)
+    if name.startswith(SPEC):
+        from kakera.bench.stand_in import directory_for
+
+        shape = name.removeprefix(SPEC)
+        return Model(name, directory_for(Path(shape).name, _config_of(shape), BUNDLED))
     if name == "mini":
         return Model("mini", _complete(BUNDLED))
     path = Path(name).expanduser()
@@ -47,7 +56,8 @@ def resolve_model(name: str) -> Model:
         return Model(path.resolve().name, _complete(path))
     if name in KNOWN:
         raise UsageError(
-            f"{name} is a shape for `kakera plan`, without weights: give a directory or a Hugging Face repo id"
+            f"{name} is a shape without weights: give a directory or a Hugging Face repo id, or {SPEC}{name}, whose "
+            f"weights are random, to measure speed and memory"
         )
     return Model(name.rsplit("/", 1)[-1], _complete(_download(_repo_id(name))))
 
@@ -60,9 +70,10 @@ def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
 
     if name.startswith(SCRIPTED):
         raise UsageError("a scripted model has no weights and needs no plan")
-    if name in KNOWN:
-        spec = ModelSpec.from_config(KNOWN[name])
-        return spec, weights.from_config(spec, KNOWN[name])
+    if name in KNOWN or name.startswith(SPEC):
+        config = _config_of(name.removeprefix(SPEC))
+        spec = ModelSpec.from_config(config)
+        return spec, weights.from_config(spec, config)
     path = BUNDLED if name == "mini" else Path(name).expanduser()
     if not path.is_dir():
         return _remote_shape(_repo_id(name))
@@ -70,6 +81,17 @@ def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
     if any(path.glob("*.safetensors*")):
         return spec, weights.from_checkpoint(path, spec)
     return spec, weights.from_config(spec, json.loads((path / "config.json").read_text()))
+
+
+def _config_of(shape: str) -> dict[str, Any]:
+    """Config of a well-known model, or of a directory, which needs nothing else. Raises UsageError."""
+    from kakera.plan.known import KNOWN
+    from kakera.plan.weights import read_config
+
+    config = KNOWN.get(shape) or read_config(Path(shape).expanduser())
+    if not config:
+        raise UsageError(f"{shape}: known shapes are {', '.join(KNOWN)}; a directory with a config.json will do, too")
+    return config
 
 
 def _complete(path: Path) -> Path:

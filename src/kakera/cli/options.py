@@ -15,7 +15,8 @@ from kakera.plan.plan import Wishes
 
 MEMORY = "Memory"
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A directory, a Hugging Face repo id, `mini` or scripted:FILE.")
+    str,
+    typer.Argument(metavar="MODEL", help="A directory, a Hugging Face repo id, `mini`, scripted:FILE or spec:NAME."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 

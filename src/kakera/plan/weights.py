@@ -18,6 +18,8 @@ HEADER_LIMIT = 100_000_000  # the safetensors format's own limit
 DTYPE_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 # A CPU holds its linears in fp16 where torch has FBGEMM, which is x86-64 with AVX2, and in fp32 elsewhere.
 CPU_LINEAR_BYTES = 2 if platform.machine().lower() in ("x86_64", "amd64") else 4
+ESCHA_BITS = {"up_proj": 3, "down_proj": 3}  # a weight; 2 for the other linears
+RANDOM_WEIGHTS = "random_weights"  # key of a config.json whose model has made-up weights: their seed
 ROW_SCALE_BYTES = 2  # int8 rows of embedding and head carry one fp16 scale each
 
 
@@ -85,6 +87,13 @@ def _tensor(name: str, entry: Mapping[str, Any]) -> TensorInfo:
     return TensorInfo(name, entry["dtype"], tuple(entry["shape"]), end - begin)
 
 
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a model directory, {} if there is none. ModelSpec.load says what is wrong with one."""
+    path = directory / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return config
+
+
 def checkpoint_files(directory: Path) -> list[Path]:
     """model.safetensors, or the shards that the index names. Raises CheckpointError naming what is missing."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
@@ -102,7 +111,9 @@ def checkpoint_files(directory: Path) -> list[Path]:
 
 
 def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
-    """Read the headers of all shards. Raises CheckpointError for missing or damaged files."""
+    """Read the headers of all shards; random weights have none. Raises CheckpointError for missing or damaged files."""
+    if RANDOM_WEIGHTS in (config := read_config(directory)):
+        return from_config(spec, config)
     tensors = [tensor for file in checkpoint_files(directory) for tensor in read_header(file)]
     return from_tensors(tensors, spec, source=f"{len(tensors)} tensors of {directory.name or directory}")
 
@@ -184,8 +195,7 @@ def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
     table = spec.vocab * spec.hidden
     small = 2 * small_values(spec)
     if method == "escha":
-        rates = {"up_proj": 3, "down_proj": 3}
-        body = sum(i * o * rates.get(name, 2) // 8 * n for name, i, o, n in linears(spec))
+        body = sum(i * o * ESCHA_BITS.get(name, 2) // 8 * n for name, i, o, n in linears(spec))
         vectors = sum((6 * i + 8 * o + 24) * n for _, i, o, n in linears(spec))  # rin, s_in; rout, s_out, bias; config
         rows = table + spec.vocab * ROW_SCALE_BYTES
         coded, embedding, source = body + vectors + small + rows * tables, rows, "computed for Escha-W2 of this config"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kakera.errors import CheckpointError
 from kakera.plan.spec import ModelSpec
-from kakera.weights import escha, exl3, int8, plain
+from kakera.weights import escha, exl3, int8, plain, synthetic
 from kakera.weights.coded import CodedLinear
 from kakera.weights.files import StoredTensor, read_header
 from kakera.weights.leaves import Leaves
@@ -68,14 +68,15 @@ class Checkpoint:
 
     @staticmethod
     def open(directory: Path, *, escha_bias: bool = False) -> Checkpoint:
-        """Read config.json and the headers of all files. `escha_bias`: add the biases that Escha files carry.
+        """Read config.json and the headers of all files; weights that the config says are random are made up when they
+        are read (`kakera.weights.synthetic`). `escha_bias`: add the biases that Escha files carry.
 
         Published Escha scores are without those biases, hence the default. Raises CheckpointError if a file is
         missing or damaged, or if there are no such biases to add.
         """
         spec = ModelSpec.load(directory)
         modules: dict[str, Leaves] = {}
-        for stored in _all_tensors(directory):
+        for stored in synthetic.tensors_of(directory, spec) or _all_tensors(directory):
             module, _, leaf = canonical_name(stored.name).rpartition(".")
             modules.setdefault(module, Leaves(module)).add(leaf, stored)
         if escha_bias and not any(escha.MARK in leaves and "bias" in leaves for leaves in modules.values()):

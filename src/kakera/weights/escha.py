@@ -11,7 +11,6 @@ from torch import Tensor
 from kakera.errors import CheckpointError
 from kakera.weights.coded import CodedLinear
 from kakera.weights.exl3 import code_bits
-from kakera.weights.files import read_tensor
 from kakera.weights.leaves import Leaves
 
 MARK = "escha_code"
@@ -48,7 +47,7 @@ def _check_config(leaves: Leaves, bits: int, out_channels: int, in_channels: int
     if "escha_config" not in leaves:
         return
     stored = leaves["escha_config"]
-    found, expected = read_tensor(stored).tolist(), [16, bits, 2, 1, in_channels, out_channels]
+    found, expected = stored.read().tolist(), [16, bits, 2, 1, in_channels, out_channels]
     if found != expected:
         raise CheckpointError(f"{stored} is {found}, expected {expected}: another codec than the one known here")
 

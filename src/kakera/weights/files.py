@@ -54,6 +54,10 @@ class StoredTensor:
     def __str__(self) -> str:
         return f"tensor {self.name} in {self.path}"
 
+    def read(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Tensor:
+        """See `read_tensor`. Made-up weights (`kakera.weights.synthetic`) override this."""
+        return read_tensor(self, dtype, device)
+
 
 def read_header(path: Path) -> list[StoredTensor]:
     """Records of all tensors of a file. Raises CheckpointError if the file is missing, truncated or malformed."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kakera.errors import CheckpointError
-from kakera.weights.files import StoredTensor, read_tensor
+from kakera.weights.files import StoredTensor
 
 
 class Leaves:
@@ -58,7 +58,7 @@ class Leaves:
             raise CheckpointError(f"{stored} has shape {list(stored.shape)}, the model needs {list(shape)}")
         if stored_as is not None and stored.torch_dtype not in stored_as:
             raise CheckpointError(f"{stored} is stored as {stored.dtype}, expected {_words(stored_as)}")
-        return read_tensor(stored, dtype, device)
+        return stored.read(dtype, device)
 
     def refuse_unknown(self, known: Collection[str], prefix: str = "") -> None:
         """Raise on a leaf that this version does not understand: guessing would give wrong weights silently."""

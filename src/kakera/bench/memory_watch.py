@@ -1,0 +1,104 @@
+"""Reads what an engine in this process has taken of its device's memory, by purpose."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kakera.bench.memory import Held, MemoryTable, Taken, compare_cpu, compare_gpu
+from kakera.plan.plan import Plan
+from kakera.run.engine import LocalEngine
+from kakera.run.runner import TorchRunner
+from kakera.service.predecessor import device_bytes_used
+
+
+@dataclass(frozen=True)
+class MemoryWatch:
+    """`before`: bytes in use on all cards when the watch began, as the driver counts them."""
+
+    before: int
+
+    @staticmethod
+    def start() -> MemoryWatch:
+        """Before the first CUDA call of the process: the context counts as ours."""
+        return MemoryWatch(device_bytes_used())
+
+    def compare(self, engine: LocalEngine, plan: Plan) -> MemoryTable:
+        """The plan beside the most that was taken since the start. Others must not have taken any meanwhile."""
+        assert isinstance(engine.runner, TorchRunner)
+        held = held_bytes(engine.runner, plan.device)
+        if plan.device == "cpu":
+            return compare_cpu(plan.rows, held, engine.runner.store.bytes(), peak_resident())
+        torch.cuda.synchronize()
+        taken = Taken(
+            held=held,
+            allocated=torch.cuda.max_memory_allocated(),
+            reserved=torch.cuda.max_memory_reserved(),
+            device=device_bytes_used() - self.before,
+        )
+        return compare_gpu(plan.rows, taken)
+
+
+def held_bytes(runner: TorchRunner, device: str) -> Held:
+    """Bytes of the tensors on the device that the runner's objects hold, each storage once.
+
+    What classes named ...Scratch hold is scratch wherever it hangs, and so is all that the runner has beside the model,
+    the cache and the states. Opaque weights, which a CPU's library packs, are not seen.
+    """
+    seen: set[int] = set()
+    kv = runner.kv.bytes()
+    cache = _bytes(_tensors(runner.kv), device, seen)
+    states = _bytes(_tensors(runner.states), device, seen)
+    scratch = _bytes(_tensors(runner.model, scratch_only=True), device, seen)
+    weights = _bytes(_tensors(runner.model), device, seen)
+    others = _bytes(_tensors(runner), device, seen)
+    windows = kv.ring + kv.sink
+    return Held(weights, states, windows, kv.pages, cache - windows - kv.pages + scratch + others)
+
+
+def peak_resident() -> int:
+    """Bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _bytes(tensors: Iterable[Tensor], device: str, seen: set[int]) -> int:
+    total = 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if tensor.device.type == device and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
+
+
+def _tensors(root: Any, scratch_only: bool = False) -> Iterator[Tensor]:
+    """Tensors reachable through containers and through attributes of this package's objects."""
+    open_, visited = [(root, not scratch_only)], set()
+    while open_:
+        item, wanted = open_.pop()
+        if isinstance(item, Tensor):
+            if wanted:
+                yield item
+            continue
+        if id(item) in visited:
+            continue
+        visited.add(id(item))
+        wanted = wanted or type(item).__name__.endswith("Scratch")
+        open_ += [(child, wanted) for child in _children(item)]
+
+
+def _children(item: Any) -> Iterable[Any]:
+    if isinstance(item, dict):
+        return item.values()
+    if isinstance(item, list | tuple | set | frozenset):
+        return item
+    if type(item).__module__.startswith("kakera."):
+        return vars(item).values() if hasattr(item, "__dict__") else ()
+    return ()

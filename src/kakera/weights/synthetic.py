@@ -1,0 +1,180 @@
+"""Random weights: the tensors that a checkpoint of a config would store, made when they are read.
+
+Only the numbers are made up. Names, shapes, dtypes and bytes are those of the published files (docs/formats.md), and
+whatever reads them (Checkpoint, the formats, the kernels) takes them for stored ones, so that speed and memory are
+those of the real model. Values are such that activations stay finite and near 1 through any number of layers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kakera.errors import CheckpointError
+from kakera.model.parameters import parameters
+from kakera.plan.spec import ModelSpec
+from kakera.plan.weights import ESCHA_BITS, RANDOM_WEIGHTS, read_config
+from kakera.weights.files import DTYPES, StoredTensor
+from kakera.weights.hadamard import BLOCK
+
+CODE_DEVIATION = 1.24411  # of the mcg codebook under uniform states
+INT8_DEVIATION = 73.6  # of whole numbers, uniform in -127 .. 127
+SCALE_SPREAD = 0.02  # of Escha's extra scales and of norms around 1: the published ones lie within 3 %
+BIAS_DEVIATION = 0.07  # of an output near 1, as published; read only with the switch for it
+DECAYS, STEPS = (1.0, 16.0), (1e-3, 1e-1)  # of Gated DeltaNet: where A and dt lie when training begins
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+Fill = Callable[[tuple[int, ...], torch.dtype, torch.Generator], Tensor]  # on the generator's device
+
+
+@dataclass(frozen=True)
+class RandomTensor(StoredTensor):
+    """A tensor that no file holds. The same seed, name and kind of device give the same numbers."""
+
+    seed: int
+    fill: Fill
+
+    def read(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Tensor:
+        """As StoredTensor.read; made on the device."""
+        digest = hashlib.sha256(f"{self.seed} {self.name}".encode()).digest()
+        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7]))
+        stored = self.fill(self.shape, self.torch_dtype, generator).to(self.torch_dtype)
+        return stored if dtype is None else stored.to(dtype)
+
+
+def tensors_of(directory: Path, spec: ModelSpec) -> list[RandomTensor]:
+    """All tensors of a model whose config.json says that its weights are random; none for any other model."""
+    config = read_config(directory)
+    return random_tensors(spec, config, directory) if RANDOM_WEIGHTS in config else []
+
+
+def random_tensors(spec: ModelSpec, config: dict[str, Any], directory: Path) -> list[RandomTensor]:
+    """In the config's format: Escha-W2, or bfloat16 without one. Raises CheckpointError for other formats."""
+    method = (config.get("quantization_config") or {}).get("quant_method", "")
+    if method not in ("", "escha"):
+        raise CheckpointError(
+            f"{directory}: random weights can be made in Escha's form or in 16 bit, not as {method!r}"
+        )
+    dtype = torch.float16 if method else torch.bfloat16
+    maker = _Maker(directory, int(config[RANDOM_WEIGHTS]), dtype)
+    found: list[RandomTensor] = []
+    for name, shape in parameters(spec).items():
+        if name == "lm_head" and spec.tied:
+            continue
+        if len(shape) != 2:
+            found.append(maker.tensor(name, shape, dtype, _small(name, spec)))
+        elif method and name in ("model.embed_tokens", "lm_head"):
+            found += maker.int8(name, *shape)
+        elif method and not name.endswith(("in_proj_a", "in_proj_b")):
+            found += maker.escha(name, *shape)
+        else:
+            found.append(maker.plain(name, *shape))
+    return found
+
+
+@dataclass(frozen=True)
+class _Maker:
+    directory: Path
+    seed: int
+    dtype: torch.dtype  # of what no format codes
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, fill: Fill) -> RandomTensor:
+        size = math.prod(shape) * dtype.itemsize
+        return RandomTensor(name, self.directory, DTYPE_NAMES[dtype], shape, 0, size, self.seed, fill)
+
+    def plain(self, name: str, outputs: int, inputs: int) -> RandomTensor:
+        deviation = 1.0 if name == "model.embed_tokens" else inputs**-0.5
+        return self.tensor(f"{name}.weight", (outputs, inputs), self.dtype, normal(0.0, deviation))
+
+    def int8(self, name: str, rows: int, columns: int) -> Iterator[RandomTensor]:
+        deviation = 1.0 if name == "model.embed_tokens" else columns**-0.5
+        yield self.tensor(f"{name}.weight_int8", (rows, columns), torch.int8, _int8)
+        yield self.tensor(f"{name}.weight_scale", (rows,), torch.float16, normal(deviation / INT8_DEVIATION))
+
+    def escha(self, name: str, outputs: int, inputs: int) -> Iterator[RandomTensor]:
+        """The leaves of a coded linear. Transforms keep lengths, so weights deviate by rin x codebook x rout."""
+        if outputs % BLOCK or inputs % BLOCK:
+            raise CheckpointError(
+                f"{self.directory}: {name} is [{outputs}, {inputs}], and Escha codes multiples of {BLOCK} channels only"
+            )
+        bits = ESCHA_BITS.get(name.rpartition(".")[2], 2)
+        half, single = torch.float16, torch.float32
+        leaves: dict[str, tuple[tuple[int, ...], torch.dtype, Fill]] = {
+            "escha_code": ((inputs // 16, outputs // 16, 16 * bits), torch.int16, _codes),
+            "escha_rin": ((inputs,), half, _signs(inputs**-0.5 / CODE_DEVIATION)),
+            "escha_rout": ((outputs,), half, _signs(1.0)),
+            "escha_s_in": ((inputs,), single, normal(1.0, SCALE_SPREAD)),
+            "escha_s_out": ((outputs,), single, normal(1.0, SCALE_SPREAD)),
+            "escha_config": ((6,), torch.int32, _numbers(16, bits, 2, 1, inputs, outputs)),
+            "bias": ((outputs,), half, normal(0.0, BIAS_DEVIATION)),
+        }
+        for leaf, (shape, dtype, fill) in leaves.items():
+            yield self.tensor(f"{name}.{leaf}", shape, dtype, fill)
+
+
+def normal(mean: float, deviation: float = 0.0) -> Fill:
+    def fill(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return _noise(shape, dtype, generator).mul_(deviation).add_(mean)
+
+    return fill
+
+
+def _small(name: str, spec: ModelSpec) -> Fill:
+    """Norms, the convolution and the gates of Gated DeltaNet."""
+    if name.endswith("A_log"):
+        return _decays
+    if name.endswith("dt_bias"):
+        return _step_biases
+    if name.endswith("conv1d.weight"):
+        assert spec.gdn is not None
+        return normal(0.0, spec.gdn.conv_taps**-0.5)
+    return normal(1.0 if name.endswith("linear_attn.norm.weight") else 1.0 - spec.norm_offset, SCALE_SPREAD)
+
+
+def _noise(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator, ends: tuple[float, float]) -> Tensor:
+    return torch.empty(shape, device=generator.device).uniform_(*ends, generator=generator)
+
+
+def _codes(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Any bits are a sound trellis stream."""
+    return torch.randint(-(1 << 15), 1 << 15, shape, dtype=dtype, generator=generator, device=generator.device)
+
+
+def _int8(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    return torch.randint(-127, 128, shape, dtype=dtype, generator=generator, device=generator.device)
+
+
+def _signs(size: float) -> Fill:
+    def fill(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return _noise(shape, dtype, generator).sign_().mul_(size)
+
+    return fill
+
+
+def _numbers(*values: int) -> Fill:
+    def fill(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=generator.device)
+
+    return fill
+
+
+def _decays(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """A_log, log of a rate A that is uniform in DECAYS."""
+    return _uniform(shape, generator, DECAYS).log_()
+
+
+def _step_biases(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """dt_bias, the inverse softplus of a step dt whose logarithm is uniform in STEPS."""
+    steps = _uniform(shape, generator, (math.log(STEPS[0]), math.log(STEPS[1]))).exp_()
+    return torch.log(torch.expm1(steps))
