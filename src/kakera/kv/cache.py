@@ -77,11 +77,11 @@ class KVCache:
             self._centres_L2KD = torch.stack((self._rotation.k.centre_LKD, self._rotation.v.centre_LKD), 1)
         self._kernels = None
         if self._device.type == "cuda":
-            from kakera.kv.gpu.attention import GpuAttention  # Triton is there with CUDA builds of torch only
+            # Triton is there with CUDA builds of torch only
+            from kakera.kv.gpu.attention import GpuAttention, can_attend
 
-            self._kernels = GpuAttention.create(
-                spec, fmt, self._pool, self._recent, self._rotation, self._centres_L2KD, slots, chunk
-            )
+            if can_attend(spec, fmt, self._rotation):
+                self._kernels = GpuAttention(spec, fmt, self._pool, self._recent, self._centres_L2KD, slots, chunk)
 
     def attend_heads(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor:
         """QK-norm and RoPE, then `attend`, then the output gate: [T, heads * D] in the projection's dtype."""

@@ -7,6 +7,7 @@ keys as they are, queries split into two bf16).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +36,40 @@ from kakera.plan.spec import ModelSpec
 
 ROW_TOKENS = COLUMNS  # a longer decode span goes as several rows, which read the same pages
 HALVES = (torch.float16, torch.bfloat16)
+
+
+def can_attend(spec: ModelSpec, fmt: KvFormat, rotation: Rotation | None) -> bool:
+    """Whether there are kernels for the model and the format: not for other head sizes, small groups, rotation files,
+    fp32 pages."""
+    groups = spec.head_dim // fmt.group if fmt.windowed else 1
+    turned = rotation is not None and (rotation.k.rotation_LKDD, rotation.v.rotation_LKDD) != (None, None)
+    known = can_decode(spec.head_dim, groups) and can_write(spec.head_dim, spec.rotary_dim)
+    return known and fmt.codec in ("int2", "bf16") and not turned
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some tokens of a batch in one layer: what they bring, and where their queries and results go.
+
+    pages: of the layer; centres_2KD: None for a bf16 cache; q_TQD, y_TQD: fp16 scratch and the result, contiguous.
+    """
+
+    layer: int
+    pages: LayerPages
+    centres_2KD: Tensor | None
+    heads: ProjectedHeads
+    q_TQD: Tensor
+    y_TQD: Tensor
+
+    def tokens(self, rows: slice) -> _Part:
+        return replace(self, heads=self.heads.part(rows), q_TQD=self.q_TQD[rows], y_TQD=self.y_TQD[rows])
+
+    def store(self, pages: LayerPages, places: Places) -> None:
+        write_rows(self.heads, pages, places, self.centres_2KD, self.q_TQD)
+
+    def finish(self) -> Finish:
+        centre_KD = None if self.centres_2KD is None else self.centres_2KD[1]
+        return Finish(self.y_TQD, centre_KD is not None, centre_KD, self.heads.gate_TI)
 
 
 class GpuAttention:
@@ -66,92 +101,47 @@ class GpuAttention:
         self._band_P2KND = torch.empty(shape, dtype=torch.bfloat16, device=device)
         self._plan: tuple[Batch, _Decode | None, list[Places]] | None = None
 
-    @staticmethod
-    def create(
-        spec: ModelSpec,
-        fmt: KvFormat,
-        pool: PagePool,
-        recent: RecentStore | None,
-        rotation: Rotation | None,
-        centres: Tensor,
-        slots: int,
-        chunk: int,
-    ) -> GpuAttention | None:
-        """None where there is no kernel for the model or the format: other head sizes, groups, rotation files."""
-        if pool.tensors()[0].device.type != "cuda" or fmt.codec not in ("int2", "bf16"):
-            return None
-        groups = spec.head_dim // fmt.group if recent else 1
-        turned = rotation is not None and (rotation.k.rotation_LKDD, rotation.v.rotation_LKDD) != (None, None)
-        if turned or not can_decode(spec.head_dim, groups) or not can_write(spec.head_dim, spec.rotary_dim):
-            return None
-        return GpuAttention(spec, fmt, pool, recent, centres, slots, chunk)
-
     def takes(self, heads: ProjectedHeads) -> bool:
         return heads.q_TQD.dtype in HALVES
 
     def __call__(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor:
         """Store the batch's keys and values and return its gated attention, [T, I] in the projection's dtype. Fills the
-        window of every save point. Raises ValueError for spans that no plan makes."""
+        window of every save point. Raises ValueError for spans that no plan makes, before anything is stored."""
         decode, prefill = self._plan_of(batch)
         q_TQD = torch.empty(heads.q_TQD.shape, dtype=torch.float16, device=heads.q_TQD.device)
         y_TQD = torch.empty(heads.q_TQD.shape, dtype=heads.q_TQD.dtype, device=heads.q_TQD.device)
-        centres_2KD = self._centres_L2KD[layer]
+        centres_2KD = self._centres_L2KD[layer] if self._recent is not None else None
+        part = _Part(layer, self._layer(layer), centres_2KD, heads, q_TQD, y_TQD)
         if decode is not None:
-            rows = slice(0, batch.decode_rows)
-            self._attend_decode(layer, decode, batch.decode, heads.part(rows), centres_2KD, q_TQD[rows], y_TQD[rows])
+            self._attend_decode(decode, batch.decode, part.tokens(slice(0, batch.decode_rows)))
         for span, places in zip(batch.prefill, prefill, strict=True):
-            part = heads.part(span.rows)
-            self._attend_prefill(layer, span, places, part, centres_2KD, q_TQD[span.rows], y_TQD[span.rows])
+            self._attend_prefill(span, places, part.tokens(span.rows))
         return y_TQD.flatten(1)
 
-    def _attend_decode(
-        self,
-        layer: int,
-        decode: _Decode,
-        spans: Sequence[Span],
-        heads: ProjectedHeads,
-        centres_2KD: Tensor,
-        q_TQD: Tensor,
-        y_TQD: Tensor,
-    ) -> None:
-        pages = self._layer(layer)
-        write_rows(heads, pages, decode.places, centres_2KD, q_TQD)
+    def _attend_decode(self, decode: _Decode, spans: Sequence[Span], part: _Part) -> None:
+        part.store(part.pages, decode.places)
         for first, rows in decode.rows:
-            part = slice(first, first + rows.tokens)
-            attend_decode(
-                pages, rows, q_TQD[part], self._finish(heads.part(part), centres_2KD, y_TQD[part]), self._decode_scratch
-            )
+            some = part.tokens(slice(first, first + rows.tokens))
+            attend_decode(part.pages, rows, some.q_TQD, some.finish(), self._decode_scratch)
         if self._recent is not None:
             for span in spans:
                 for save in span.saves:
-                    self._recent.save_window_of(layer, span.slot, save.into)
+                    self._recent.save_window_of(part.layer, span.slot, save.into)
 
-    def _attend_prefill(
-        self,
-        layer: int,
-        span: Span,
-        places: Places,
-        heads: ProjectedHeads,
-        centres_2KD: Tensor,
-        q_TQD: Tensor,
-        y_TQD: Tensor,
-    ) -> None:
-        pages = self._layer(layer)
+    def _attend_prefill(self, span: Span, places: Places, part: _Part) -> None:
         history: Int2History | Bf16History
         if self._recent is None:
-            write_rows(heads, pages, places, None, q_TQD)
-            history, band_P2KND = Bf16History(self._pools[0][layer]), None
+            part.store(part.pages, places)
+            history, band_P2KND = Bf16History(part.pages.halves), None
         else:
-            band_P2KND = self._store(layer, span, places, heads, centres_2KD, q_TQD)
-            assert pages.codes is not None and pages.parameters is not None
-            history = Int2History(pages.codes, pages.parameters, self._recent.sink[layer, span.slot])
-        o_TQD = torch.empty_like(q_TQD)
-        self._prefill_attention(history, span.pages, span.start, q_TQD, band_P2KND, o_TQD)
-        self._finish(heads, centres_2KD, y_TQD)(o_TQD)
+            band_P2KND = self._store_segment(span, places, part)
+            codes, parameters = (pool[part.layer] for pool in self._pools)
+            history = Int2History(codes, parameters, self._recent.sink[part.layer, span.slot])
+        o_TQD = torch.empty_like(part.q_TQD)
+        self._prefill_attention(history, span.pages, span.start, part.q_TQD, band_P2KND, o_TQD)
+        part.finish()(o_TQD)
 
-    def _store(
-        self, layer: int, span: Span, places: Places, heads: ProjectedHeads, centres_2KD: Tensor, q_TQD: Tensor
-    ) -> Tensor:
+    def _store_segment(self, span: Span, places: Places, part: _Part) -> Tensor:
         """Codes to the pages, 16-bit rows to the band, and what of it lasts to ring, sink and save points. Returns the
         band: the R pages before the span, and its own."""
         recent = self._recent
@@ -160,15 +150,14 @@ class GpuAttention:
         start = max(0, first - self._window_pages)
         band_P2KND = self._band_P2KND[: last + 1 - start]
         # the old pages must be read first: a long segment overwrites what its own first pages still need
-        band_P2KND[: first - start] = recent.read_pages(layer, span.slot, start, first - 1)
-        codes, parameters = (pool[layer] for pool in self._pools)
+        band_P2KND[: first - start] = recent.read_pages(part.layer, span.slot, start, first - 1)
         own_P2KND = band_P2KND[first - start :]
-        write_rows(heads, LayerPages(codes, parameters, own_P2KND, None), places, centres_2KD, q_TQD)
-        recent.write_pages(layer, span.slot, first, own_P2KND)
+        part.store(replace(part.pages, halves=own_P2KND, sink=None), places)
+        recent.write_pages(part.layer, span.slot, first, own_P2KND)
         for save in span.saves:
             end = save.position // PAGE_TOKENS
             from_page = max(0, end - self._window_pages)
-            fill_window(save.into, layer, band_P2KND[from_page - start : end - start])
+            fill_window(save.into, part.layer, band_P2KND[from_page - start : end - start])
         return band_P2KND
 
     def _layer(self, layer: int) -> LayerPages:
@@ -176,10 +165,6 @@ class GpuAttention:
             return LayerPages(None, None, self._pools[0][layer], None)
         codes, parameters = (pool[layer] for pool in self._pools)
         return LayerPages(codes, parameters, self._recent.ring[layer], self._recent.sink[layer])
-
-    def _finish(self, heads: ProjectedHeads, centres_2KD: Tensor, y_TQD: Tensor) -> Finish:
-        coded = self._recent is not None
-        return Finish(y_TQD, coded, centres_2KD[1] if coded else None, heads.gate_TI)
 
     def _plan_of(self, batch: Batch) -> tuple[_Decode | None, list[Places]]:
         """Where tokens go and what rows read: the same for all layers, so made once for a batch."""
@@ -191,6 +176,8 @@ class GpuAttention:
     def _prefill_places(self, span: Span) -> Places:
         if span.start % PAGE_TOKENS:
             raise ValueError(f"a prefill segment starts at {span.start}, which is not a multiple of {PAGE_TOKENS}")
+        if span.count > (most := self._prefill_attention.plan.chunk):
+            raise ValueError(f"a prefill segment of {span.count} tokens; the scratch of this cache is for {most}")
         position_T = torch.arange(span.start, span.end, device=span.pages.device)
         page_T = position_T // PAGE_TOKENS
         id_T = span.pages[page_T]

@@ -36,8 +36,8 @@ class _Launch(ctypes.Structure):
 class Places:
     """Where each token's key and value go, int32 [T] on the device.
 
-    page_T: page of codes; half_T: 16-bit page, counted from the first of `LayerPages.halves`; sink_T: page of the sink
-    or -1; offset_T: row of all of them.
+    page_T: page of codes; half_T: 16-bit page, counted from the first of `LayerPages.halves`; sink_T: page of the sink;
+    offset_T: row of all of them. A negative page: not stored there.
     """
 
     page_T: Tensor
@@ -63,6 +63,8 @@ def write_rows(
     kv_heads, rotary_dim = heads.k_TKD.shape[1], 2 * heads.rotary.cos.shape[-1]
     if not can_write(dim, rotary_dim):
         raise ValueError(f"no kernel writes heads of {dim} dims of which {rotary_dim} are turned")
+    if tokens > 1 and {x.stride(0) for x in (heads.k_TKD, heads.v_TKD)} != {heads.q_TQD.stride(0)}:
+        raise ValueError("queries, keys and values must be views of one projection: their tokens lie differently apart")
     if q_to_TQD.dtype != torch.float16 or not q_to_TQD.is_contiguous():
         raise ValueError("queries go to a contiguous float16 tensor")
     group = 0 if pages.codes is None else dim // pages.groups
@@ -110,13 +112,18 @@ def write_rows_reference(
     if pages.codes is not None and centres_2KD is not None:
         q_TQD, kv_T2KD = fast_hadamard(q_TQD), fast_hadamard(kv_T2KD - centres_2KD)
     kv_T2KD = kv_T2KD.to(codec.WINDOW_DTYPE)
-    page, half, sink, offset = (x.long() for x in (places.page_T, places.half_T, places.sink_T, places.offset_T))
-    pages.halves.view(-1, *pages.halves.shape[-4:])[half, :, :, offset] = kv_T2KD
+    _store(pages.halves.view(-1, *pages.halves.shape[-4:]), -2, places.half_T, places, kv_T2KD)
     if pages.codes is not None:
-        assert pages.parameters is not None and pages.sink is not None
+        assert pages.parameters is not None
         rows = codec.encode(kv_T2KD, q_TQD.shape[-1] // pages.groups)
-        pages.codes[page, :, :, offset] = rows.codes
-        pages.parameters[page, ..., offset] = torch.stack((rows.scale, rows.minimum), -2)
-        kept = sink >= 0
-        pages.sink[sink[kept], :, :, offset[kept]] = kv_T2KD[kept]
+        _store(pages.codes, -2, places.page_T, places, rows.codes)
+        _store(pages.parameters, -1, places.page_T, places, torch.stack((rows.scale, rows.minimum), -2))
+        if pages.sink is not None:
+            _store(pages.sink, -2, places.sink_T, places, kv_T2KD)
     return q_TQD
+
+
+def _store(to_P: Tensor, token_axis: int, page_T: Tensor, places: Places, rows_T: Tensor) -> None:
+    stored = page_T >= 0
+    at = page_T[stored].long(), places.offset_T[stored].long()
+    to_P.movedim(token_axis, 1)[at] = rows_T[stored]
