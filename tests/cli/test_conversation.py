@@ -87,3 +87,10 @@ def test_usage_line_counts_speed_after_the_first_token() -> None:
     line = usage_line(usage, "length")
     assert "64 of 100 prompt tokens cached" in line and "1.50 s" in line and "11 tokens at 5.0 tok/s" in line
     assert "--max-tokens" in line
+
+
+def test_usage_line_says_why_nothing_was_cached() -> None:
+    assert "0 of 57 prompt tokens cached (shorter than a page)," in usage_line(
+        Usage(57, 0, 1, "shorter than a page"), "stop"
+    )
+    assert "64 of 100 prompt tokens cached," in usage_line(Usage(100, 64, 1, "diverged at token 70"), "stop")

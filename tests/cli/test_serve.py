@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from kakera.cli.serve import check_port
+from kakera.errors import UsageError
+
 COMMAND = [sys.executable, "-m", "kakera.cli"]
+DATED = re.compile(r"\d{4}-\d\d-\d\d \S+ [A-Z]+ ")
 STREAMS = [{"match": "weather", "text": "Sunny 😀 today."}, {"text": "Hello there."}]
 
 
@@ -64,6 +69,21 @@ def test_serve_answers_refuses_a_second_start_and_ends_cleanly(server: tuple[sub
     assert process.wait(timeout=30) == 0
     psutil.wait_procs(children, timeout=10)
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert process.stderr
+    first, *others = process.stderr.read().splitlines()
+    assert first == f"friend answers on http://127.0.0.1:{port}/v1"
+    assert others and all(line.startswith("{") or DATED.match(line) for line in others), others
+
+
+@pytest.mark.parametrize(
+    ("host", "said"), [("192.0.2.1", "no such address; give --host"), ("127.0.0.1", "is kakera running already?")]
+)
+def test_why_a_port_can_not_be_used_decides_what_is_advised(host: str, said: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(UsageError, match=said):
+            check_port(host, taken.getsockname()[1])
 
 
 def test_serve_reports_a_dead_engine_in_its_exit_status(server: tuple[subprocess.Popen[str], int]) -> None:

@@ -45,7 +45,7 @@ def chat(
         engine = recipe()
     settings = Settings(max_tokens, seed, thinking, temperature)
     conversation = Conversation(engine, offered, settings, console, system)
-    console.print(HELP, style="dim")
+    console.print(HELP, style="dim", soft_wrap=True)
     while (line := _read_line(console)) is not None:
         if not _command(conversation, line):
             return
@@ -73,7 +73,7 @@ def _command(conversation: Conversation, line: str) -> bool:
         case "/system":
             conversation.restart(rest.strip() or None)
         case _ if word.startswith("/"):
-            conversation.console.print(HELP, style="dim")
+            conversation.console.print(HELP, style="dim", soft_wrap=True)
         case _:
             conversation.turn(line)
     return True

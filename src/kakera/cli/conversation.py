@@ -116,7 +116,8 @@ class Conversation:
 
 def usage_line(usage: Usage, reason: str) -> str:
     """What a turn cost: reuse, time to the first token, decode speed, and why it ended if not by itself."""
-    parts = [f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached"]
+    why = f" ({usage.miss_reason})" if usage.miss_reason and not usage.cached_tokens else ""
+    parts = [f"{usage.cached_tokens} of {usage.prompt_tokens} prompt tokens cached{why}"]
     parts.append(f"first token after {usage.prefill_seconds + usage.queue_seconds:.2f} s")
     if usage.completion_tokens > 1 and usage.decode_seconds > 0:
         speed = (usage.completion_tokens - 1) / usage.decode_seconds  # the first token belongs to the prefill

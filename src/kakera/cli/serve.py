@@ -158,9 +158,16 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 def check_port(host: str, port: int) -> None:
     """Refuse before minutes of loading. Raises UsageError."""
+    import errno
     import socket
 
     from kakera.errors import UsageError
+
+    advice = {
+        errno.EADDRINUSE: "is kakera running already? Try --port",
+        errno.EADDRNOTAVAIL: "this machine has no such address; give --host one that it has, or 0.0.0.0 for all",
+        errno.EACCES: "ports below 1024 are reserved: try --port",
+    }
 
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -172,7 +179,8 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
         except OSError as error:
             why = error.strerror or str(error)
-            raise UsageError(f"{host}:{port} can not be used ({why}): is kakera running already? Try --port") from None
+            what_to_do = advice.get(error.errno or 0, "try another --port or --host")
+            raise UsageError(f"{host}:{port} can not be used ({why}): {what_to_do}") from None
 
 
 def say(line: str) -> None:

@@ -91,7 +91,7 @@ async def serve(
         app,
         host=host,
         port=port,
-        log_level=log_level,
+        log_config=None,  # `configure_logging` gives its lines our form
         access_log=False,  # kakera.requests has one line per request already
         timeout_graceful_shutdown=FINISH_SECONDS + LAST_WORDS_SECONDS,
         **CONNECTIONS,
@@ -109,7 +109,7 @@ def configure_logging(level: str) -> None:
     plain, lines = logging.StreamHandler(), logging.StreamHandler()
     plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     lines.setFormatter(logging.Formatter("%(message)s"))
-    for name, handler in (("kakera", plain), ("kakera.requests", lines)):
+    for name, handler in (("kakera", plain), ("uvicorn", plain), ("kakera.requests", lines)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level.upper())
