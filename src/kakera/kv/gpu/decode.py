@@ -81,7 +81,7 @@ class DecodeRows:
     stand at the positions starts[r] .., and may have none.
 
     starts_R, slots_R: [rows]; offsets: [rows + 1]; tables_RP: page ids, [rows, pages]. most_tokens: of a row; tokens:
-    of all.
+    of all. Both may be more than there are, as in a graph: query tokens from offsets[rows] on get no result.
     """
 
     starts_R: Tensor

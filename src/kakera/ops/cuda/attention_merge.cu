@@ -24,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_merge(const __gr
     if (thread < 32) sum_costs(rows, before);
     __syncthreads();
     int r = 0;
-    while (rows.offsets[r + 1] <= token) r++;
+    while (r < rows.rows && rows.offsets[r + 1] <= token) r++;
+    if (r == rows.rows) return;  // a graph's launch is for its most tokens
     Row row = row_of(rows, r);
     int column = (token - rows.offsets[r]) * rows.group + blockIdx.y % rows.group, tile = column / 8;
     int total = before[rows.rows], blocks = min(rows.blocks, total), cost = row.cost();
