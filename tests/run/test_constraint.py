@@ -83,7 +83,7 @@ def test_whatever_the_logits_say_the_text_is_of_the_schema(world, tokenizer, see
         row = Row("r", 0, (), 0, (), sampling, context, 3, True)
         if (allowed := outputs.allowed(row)) is None:
             break
-        token, _ = sample_rows([row], torch.randn(1, 320, generator=noise) * 4, [allowed])[0]
+        token = sample_rows([row], torch.randn(1, 320, generator=noise) * 4, [allowed])[0].token
         complete = outputs.took(row, token)
         context.append(token)
         assert len(context) < 300

@@ -71,18 +71,17 @@ def test_logits_that_are_not_finite_fail_their_row_alone(tiny_model, world):
     world.check_idle()
 
 
-@pytest.mark.parametrize("where", ["sample_rows", "logprob_of"])
+@pytest.mark.parametrize("where", ["wish_of", "logprobs_of"])
 def test_a_row_whose_sampling_or_echo_raises_fails_alone(tiny_model, world, monkeypatch, where):
     original = getattr(runner_module, where)
 
     def fails(first, *more):
-        rows = first if where == "sample_rows" else []
-        if where == "logprob_of" or rows[0].request_id == "bad":
+        if where == "logprobs_of" or first.request_id == "bad":
             raise KeyError("a defect")
         return original(first, *more)
 
     monkeypatch.setattr(runner_module, where, fails)
-    echo = {"prompt_logprobs": 0} if where == "logprob_of" else {}
+    echo = {"prompt_logprobs": 0} if where == "logprobs_of" else {}
     *good, bad = world.answer(*GOOD, ask("bad", BAD, 8, **echo))
     assert bad.finished.reason == "error" and "a defect" in bad.finished.message and bad.finished.code == "engine_error"
     expect(tiny_model, good)

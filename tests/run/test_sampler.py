@@ -11,7 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kakera.run.sampler import LOGPROB_FLOOR, logprob_of, sample_rows, uniform
+from kakera.constrain.output import ANYTHING, Allowed
+from kakera.run.logprobs import LOGPROB_FLOOR, logprobs_of
+from kakera.run.sampler import Sampled, sample_rows
+from kakera.run.sampling_wishes import uniform, wish_of
 from kakera.schedule.request import Sampling
 from kakera.schedule.step import Row
 
@@ -23,7 +26,9 @@ def row(sampling: Sampling, context: tuple[int, ...] = (0,), prompt_tokens: int 
 
 
 def choose(sampling: Sampling, logits: list[float] | torch.Tensor, **kwargs) -> int:
-    return sample_rows([row(sampling, **kwargs)], torch.as_tensor(logits, dtype=torch.float32)[None])[0][0]
+    (sampled,) = sample_rows([row(sampling, **kwargs)], torch.as_tensor(logits, dtype=torch.float32)[None])
+    assert not sampled.error
+    return sampled.token
 
 
 def draws(sampling: Sampling, logits: list[float], count: int = 2000) -> Counter[int]:
@@ -48,14 +53,6 @@ def test_draws_follow_the_distribution():
 def test_filters_keep_exactly_the_tokens_they_should(change, allowed):
     logits = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
     assert set(draws(replace(BASE, **change), logits, 400)) == allowed
-
-
-def test_a_row_does_not_depend_on_its_batch_mates():
-    torch.manual_seed(0)
-    logits = torch.randn(5, 50)
-    rows = [row(replace(BASE, seed=i)) for i in range(5)]
-    together = sample_rows(rows, logits)
-    assert together == [sample_rows([r], logits[i : i + 1])[0] for i, r in enumerate(rows)]
 
 
 def test_choices_and_positions_get_different_noise():
@@ -107,14 +104,38 @@ def test_an_endless_temperature_is_uniform():
     assert len(draws(replace(BASE, temperature=1e30), [1.0, 30.0, -80.0], 100)) == 3
 
 
-def test_non_finite_logits_are_an_error_of_this_row():
-    with pytest.raises(ValueError, match="not finite"):
-        choose(BASE, [math.nan, 0.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_logits_are_an_error_of_their_row_alone(bad):
+    logits = torch.tensor([[0.0, 1.0, 2.0]] * 3)
+    logits[1] = bad if bad < 0 else torch.tensor([0.0, 1.0, bad])
+    wish = replace(BASE, logprobs=1)
+    first, failed, last = sample_rows([row(wish)] * 3, logits)
+    assert "not finite" in failed.error and failed.logprob is None
+    assert [first, last] == sample_rows([row(wish)], logits[:1]) * 2 and first.error == ""
 
 
 def test_logprobs_are_the_models_own_and_always_finite():
-    logits = torch.tensor([0.0, 1.0, -math.inf])
-    found = logprob_of(logits, token=2, alternatives=3)
+    logits = torch.tensor([[0.0, 1.0, -math.inf], [0.5, 0.5, 3.0]])
+    found, other = logprobs_of(logits, [2, 0], alternatives=3)
     assert found.logprob == LOGPROB_FLOOR
     assert [t for t, _ in found.top] == [1, 0, 2]
-    assert found.top[0][1] == pytest.approx(float(torch.log_softmax(logits, -1)[1]))
+    assert found.top[0][1] == pytest.approx(float(torch.log_softmax(logits[0], -1)[1]))
+    assert [t for t, _ in other.top] == [2, 0, 1] and other.logprob == other.top[1][1]
+
+
+def test_nobody_is_sampled_in_an_empty_batch():
+    assert sample_rows([], torch.empty(0, 5)) == [] and logprobs_of(torch.empty(0, 5), [], 2) == []
+
+
+def test_a_forced_token_brings_its_own_log_probability():
+    logits = torch.randn(1, 50)
+    (sampled,) = sample_rows([row(replace(BASE, logprobs=0))], logits, [Allowed(forced=7)])
+    assert sampled == Sampled(7, logprobs_of(logits, [7], 0)[0])
+
+
+@pytest.mark.parametrize("wish", [{"logit_bias": ((50, 1.0),)}, {"logit_bias": ((-1, 1.0),)}])
+def test_a_token_outside_the_vocabulary_is_refused_before_it_reaches_the_device(wish):
+    with pytest.raises(ValueError, match="ids are 0 to 49"):
+        wish_of(row(replace(BASE, **wish)), ANYTHING, 50)
+    with pytest.raises(ValueError, match="ids are 0 to 49"):
+        wish_of(row(BASE), Allowed(forced=50), 50)

@@ -16,7 +16,9 @@ from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.run.sampler import logprob_of, sample_rows
+from kakera.run.logprobs import logprobs_of
+from kakera.run.sampler import Sampled, collect, launch
+from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
 from kakera.run.store import CheckpointShape, HostStore
 from kakera.schedule.request import TokenLogprob
 from kakera.schedule.step import (
@@ -124,21 +126,34 @@ class TorchRunner:
         """Request id -> its token, or the error text if this row alone can not be sampled."""
         if logits_RV is None:
             return {}
-        return {row.request_id: self._sample_row(row, logits_RV[i : i + 1]) for i, row in enumerate(rows)}
+        wishes = [self._wish(row, logits_RV.shape[-1]) for row in rows]
+        found = collect(launch([NO_WISH if isinstance(wish, RowResult) else wish for wish in wishes], logits_RV))
+        return {
+            row.request_id: wish if isinstance(wish, RowResult) else self._took(row, sampled)
+            for row, wish, sampled in zip(rows, wishes, found, strict=True)
+        }
 
-    def _sample_row(self, row: Row, logits_1V: Tensor) -> RowResult:
+    def _wish(self, row: Row, vocabulary: int) -> Wish | RowResult:
         """A row whose grammar can not say what it allows fails; nothing is ever sampled without its mask."""
         try:
             allowed = self.outputs.allowed(row)
-            if allowed is None:
-                return RowResult(row.request_id, complete=True)
-            token, logprob = sample_rows([row], logits_1V, [allowed])[0]
-            complete = self.outputs.took(row, token)
+            return RowResult(row.request_id, complete=True) if allowed is None else wish_of(row, allowed, vocabulary)
         except GrammarFailed as error:
             return grammar_failure(row, error)
         except Exception as error:  # one request's wishes must not end the others
             return RowResult(row.request_id, error=f"sampling failed: {error}")
-        return RowResult(row.request_id, (token,), (logprob,) if logprob else (), complete=complete)
+
+    def _took(self, row: Row, sampled: Sampled) -> RowResult:
+        if sampled.error:
+            return RowResult(row.request_id, error=f"sampling failed: {sampled.error}")
+        try:
+            complete = self.outputs.took(row, sampled.token)
+        except GrammarFailed as error:
+            return grammar_failure(row, error)
+        except Exception as error:
+            return RowResult(row.request_id, error=f"sampling failed: {error}")
+        logprobs = (sampled.logprob,) if sampled.logprob else ()
+        return RowResult(row.request_id, (sampled.token,), logprobs, complete=complete)
 
     def _result(self, row: Row, hidden_NH: Tensor, chosen: RowResult | None) -> RowResult:
         if chosen is not None and chosen.error:
@@ -158,7 +173,7 @@ class TorchRunner:
         found: list[TokenLogprob] = []
         for piece in range(0, len(targets), HEAD_PIECE):
             logits_RV = self.model.logits(hidden_NH[piece : min(piece + HEAD_PIECE, len(targets))])
-            found += [logprob_of(logits_RV[i], targets[piece + i], wanted) for i in range(len(logits_RV))]
+            found += logprobs_of(logits_RV, targets[piece : piece + HEAD_PIECE], wanted)
         return tuple(found)
 
     def _apply(self, action: Action) -> None:

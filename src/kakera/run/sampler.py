@@ -1,125 +1,161 @@
-"""From logits to tokens: penalties, filters, one uniform number per token, log-probabilities.
+"""From logits to tokens for a whole batch on the device: penalties, masks, filters, one uniform number per token.
 
 Noise is a function of (seed, choice, position) and of nothing else, so an answer does not depend on what else runs in
 the batch, on preemption, or on the device. One uniform number per token walks the sorted distribution: noise over the
 whole vocabulary (Gumbel) would cost 248,320 numbers a token for the same result.
+
+A row's token has to be the same in any batch. Values are ranked in one order (ranking.py), and probabilities are
+summed as integers: the order in which a kernel sums floats depends on the shape of the batch, and so do their sums.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kakera.constrain.output import ANYTHING, Allowed
-from kakera.schedule.request import Sampling, TokenLogprob
+from kakera.run.logprobs import Logprobs
+from kakera.run.ranking import in_pieces, top_ids
+from kakera.run.sampling_wishes import TOP_BOUND, Wish, flat, wish_of
+from kakera.run.transfer import Download, upload
+from kakera.schedule.request import TokenLogprob
 from kakera.schedule.step import Row
 
-SMALLEST_TEMPERATURE = 1e-30  # float32 can hold its inverse
-LOGPROB_FLOOR = -9999.0  # JSON has no -inf; clients expect a finite number
+UNIT = 2.0**42  # the largest probability as an integer: 2^18 tokens sum to 2^60, and what rounds to 0 is below 2.3e-13
 
 
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that depends on its arguments only."""
-    digest = hashlib.blake2b(f"{seed},{choice},{position}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+@dataclass(frozen=True)
+class Sampled:
+    """A row's token and, if its request asked, the log-probability; or what is wrong with this row alone."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    error: str = ""
 
 
-def sample_rows(
-    rows: Sequence[Row], logits_RV: Tensor, allowed: Sequence[Allowed] | None = None
-) -> list[tuple[int, TokenLogprob | None]]:
-    """Choose a token for each row, among those that `allowed` (one entry a row) lets it have.
+@dataclass(frozen=True)
+class Launched:
+    """Tokens that the device is choosing. The next step may read `tokens_R` before the host has seen them.
 
-    logits_RV: float32 [rows, vocabulary]. Returns (token, its log-probability if the request asked) per row; raises
-    ValueError for a row whose logits are not finite, so the caller should pass rows that it may fail together.
+    tokens_R: int64, ids of the vocabulary in any case; finite_R: bool, False where a row's logits are not finite and
+    its token means nothing. Both on the device of the logits.
     """
-    greedy = logits_RV.argmax(-1).tolist()
+
+    tokens_R: Tensor
+    finite_R: Tensor
+    asked: tuple[int, ...]
+    logprobs: Logprobs
+    chosen: Download
+
+
+def sample_rows(rows: Sequence[Row], logits_RV: Tensor, allowed: Sequence[Allowed] | None = None) -> list[Sampled]:
+    """Choose a token for each row, among those that `allowed` (one entry a row) lets it have, and wait for it.
+
+    logits_RV: float32 [rows, vocabulary]. Raises ValueError for wishes about tokens outside the vocabulary.
+    """
     allowed = allowed or [ANYTHING] * len(rows)
-    return [_sample_row(row, logits_RV[i], greedy[i], allowed[i]) for i, row in enumerate(rows)]
+    wishes = [wish_of(row, may, logits_RV.shape[-1]) for row, may in zip(rows, allowed, strict=True)]
+    return collect(launch(wishes, logits_RV))
 
 
-def _sample_row(row: Row, logits_V: Tensor, greedy: int, allowed: Allowed) -> tuple[int, TokenLogprob | None]:
-    sampling = row.sampling
-    if not math.isfinite(float(logits_V[greedy])):
-        raise ValueError("the model produced logits that are not finite")
-    adjusted_V = _adjust(row, logits_V, allowed)
-    if allowed.forced is not None:
-        token = allowed.forced
-    elif sampling.temperature == 0.0:
-        token = greedy if adjusted_V is logits_V else int(adjusted_V.argmax())
-    else:
-        token = _draw(sampling, adjusted_V, position=len(row.context))
-    wanted = sampling.logprobs
-    return token, None if wanted is None else logprob_of(logits_V, token, wanted)
+@torch.inference_mode()
+def launch(wishes: Sequence[Wish], logits_RV: Tensor) -> Launched:
+    """Queue the choice of a token for each row of float32 logits [R, vocabulary], contiguous; waits for nothing.
 
-
-def _adjust(row: Row, logits_V: Tensor, allowed: Allowed) -> Tensor:
-    """Penalties, bias, the minimum length, and what a grammar allows. Returns `logits_V` itself if nothing applies."""
-    s = row.sampling
-    output = row.context[row.prompt_tokens :]
-    banned = [t for t in s.stop_token_ids if 0 <= t < len(logits_V)] if len(output) < s.min_tokens else []
-    banned += allowed.banned
-    penalised = s.presence_penalty or s.frequency_penalty or s.repetition_penalty != 1.0
-    if not (penalised or s.logit_bias or banned or allowed.bits is not None):
-        return logits_V
-    out_V = logits_V.clone()
-    if s.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted(set(row.context)), device=out_V.device)
-        values = out_V[seen]
-        out_V[seen] = torch.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
-    if output and (s.presence_penalty or s.frequency_penalty):
-        counts = Counter(output)
-        ids = torch.tensor(list(counts), device=out_V.device)
-        times = torch.tensor(list(counts.values()), dtype=out_V.dtype, device=out_V.device)
-        out_V[ids] -= s.presence_penalty + s.frequency_penalty * times
-    for token, bias in s.logit_bias:
-        out_V[token] += bias
-    if banned:
-        out_V[torch.tensor(banned, device=out_V.device)] = -math.inf
-    if allowed.bits is not None:  # last: no bias brings a token back
-        out_V.masked_fill_(~_mask(allowed.bits, out_V), -math.inf)
-    return out_V
-
-
-def _mask(bits: bytes, like_V: Tensor) -> Tensor:
-    """Packed bits, least significant first, as bool [vocabulary]."""
-    packed_B = torch.frombuffer(bytearray(bits), dtype=torch.uint8).to(like_V.device)  # 31 KB for 248,320 tokens
-    places_8 = torch.arange(8, dtype=torch.uint8, device=like_V.device)
-    return ((packed_B[:, None] >> places_8) & 1).bool().flatten()[: len(like_V)]
-
-
-def _draw(sampling: Sampling, logits_V: Tensor, position: int) -> int:
-    """Temperature, then top-k, top-p and min-p on the sorted distribution, then one inverse-CDF step."""
-    if 0 < sampling.top_k < logits_V.numel():
-        top_K, ids_K = logits_V.topk(sampling.top_k)
-    else:
-        top_K, ids_K = logits_V.sort(descending=True, stable=True)
-    # the largest becomes 0 first: a temperature of 1e-40, which is as good as greedy, must not make infinities of all
-    probs_K = torch.softmax((top_K - top_K[0]) / max(sampling.temperature, SMALLEST_TEMPERATURE), -1)
-    if sampling.top_p < 1.0:
-        before_K = probs_K.cumsum(-1) - probs_K
-        before_K[0] = -1.0  # the most likely token always stays, also for top_p = 0
-        probs_K = torch.where(before_K < sampling.top_p, probs_K, 0.0)
-    if sampling.min_p > 0.0:
-        probs_K = torch.where(probs_K >= sampling.min_p * probs_K[0], probs_K, 0.0)
-    cdf_K = probs_K.cumsum(-1)
-    target = uniform(sampling.seed, sampling.choice, position) * float(cdf_K[-1])
-    index = int(torch.searchsorted(cdf_K, target, right=True))
-    last = int((probs_K > 0).nonzero()[-1])  # rounding in the sum must not reach a filtered token
-    return int(ids_K[min(index, last)])
-
-
-def logprob_of(logits_V: Tensor, token: int, alternatives: int) -> TokenLogprob:
-    """Log-probability of `token` under the model itself (before penalties and temperature), and the top ones."""
-    logprobs_V = torch.log_softmax(logits_V.float(), -1)
-    top = logprobs_V.topk(min(alternatives, logprobs_V.numel())) if alternatives else None
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True) if top else ()
-    return TokenLogprob(
-        token=token,
-        logprob=max(float(logprobs_V[token]), LOGPROB_FLOOR),
-        top=tuple((t, max(p, LOGPROB_FLOOR)) for t, p in pairs),
+    Beside the logits it takes a copy of them if any row has penalties, bias or a mask, and 5 copies of PIECE_ROWS rows:
+    less than the SAMPLER_COPIES of the plan, which are of 64 rows or more.
+    """
+    given = flat(wishes, logits_RV.shape[-1])
+    on = upload(given, logits_RV.device)
+    greedy_R = logits_RV.argmax(-1)
+    finite_R = logits_RV.gather(-1, greedy_R[:, None]).isfinite()[:, 0]  # NaN and infinity win every argmax
+    adjusted_RV = _adjusted(logits_RV, on)
+    tokens_R = greedy_R if adjusted_RV is logits_RV else adjusted_RV.argmax(-1)
+    tokens_R = _drawn(tokens_R, adjusted_RV, on)
+    tokens_R = torch.where(on["forced_R"] >= 0, on["forced_R"], tokens_R)
+    asked = tuple(given["asked_A"].tolist())
+    alternatives = [wishes[i].sampling.logprobs or 0 for i in asked]
+    return Launched(
+        tokens_R,
+        finite_R,
+        asked,
+        Logprobs(logits_RV, on["asked_A"], tokens_R.index_select(0, on["asked_A"]), alternatives),
+        Download(torch.stack([tokens_R, finite_R.long()])),
     )
+
+
+def collect(launched: Launched) -> list[Sampled]:
+    """Wait for the tokens: one transfer, and another if log-probabilities were asked for."""
+    tokens, finite = launched.chosen.wait().tolist()
+    logprobs = dict(zip(launched.asked, launched.logprobs.wait(), strict=True))
+    return [
+        Sampled(token, logprobs.get(i))
+        if sound
+        else Sampled(token, error="the model produced logits that are not finite")
+        for i, (token, sound) in enumerate(zip(tokens, finite, strict=True))
+    ]
+
+
+def _adjusted(logits_RV: Tensor, on: dict[str, Tensor]) -> Tensor:
+    """Penalties, bias, the minimum length, and what grammars allow. Returns `logits_RV` itself if nothing applies."""
+    ids_N, masked_G = on["ids_N"], on["masked_G"]
+    if not len(ids_N) and not len(masked_G):
+        return logits_RV
+    out_RV = logits_RV.clone()
+    if len(ids_N):
+        all_values = out_RV.view(-1)
+        divisor_N, minus_N, plus_N = on["steps_3N"]
+        values_N = all_values.index_select(0, ids_N)
+        values_N = torch.where(values_N > 0, values_N / divisor_N, values_N * divisor_N)
+        all_values.index_copy_(0, ids_N, values_N - minus_N + plus_N)
+    # last: no bias brings a token back
+    for rows_P, bits_PB in zip(in_pieces(masked_G), in_pieces(on["bits_GB"]), strict=True):
+        values_PV = out_RV.index_select(0, rows_P).masked_fill_(_banned(bits_PB, out_RV.shape[-1]), -torch.inf)
+        out_RV.index_copy_(0, rows_P, values_PV)
+    return out_RV
+
+
+def _banned(bits_PB: Tensor, vocabulary: int) -> Tensor:
+    """Packed bits, least significant first, as bool [P, vocabulary]; True where a bit is 0."""
+    places_8 = torch.arange(8, dtype=torch.uint8, device=bits_PB.device)
+    return ((bits_PB[:, :, None] >> places_8) & 1).logical_not().flatten(1)[:, :vocabulary]
+
+
+def _drawn(tokens_R: Tensor, logits_RV: Tensor, on: dict[str, Tensor]) -> Tensor:
+    """The tokens, with those of rows that have a temperature drawn: from the few that top_k leaves, or from all."""
+    rows_S, numbers_5S = on["top_rows_S"], on["top_numbers_5S"]
+    if len(rows_S):
+        count = min(TOP_BOUND, logits_RV.shape[-1])
+        ids_SK = torch.cat([top_ids(logits_RV.index_select(0, rows_P), count) for rows_P in in_pieces(rows_S)])
+        values_SK = logits_RV[rows_S[:, None], ids_SK]
+        tokens_R = tokens_R.index_copy(0, rows_S, _walk(values_SK, ids_SK, numbers_5S))
+    pieces = in_pieces(on["full_rows_S"]), in_pieces(on["full_numbers_5S"].T)
+    for rows_P, numbers_P5 in zip(*pieces, strict=True):
+        by_value = torch.sort(logits_RV.index_select(0, rows_P), dim=-1, descending=True, stable=True)
+        tokens_R = tokens_R.index_copy(0, rows_P, _walk(by_value.values, by_value.indices, numbers_P5.T))
+        del by_value  # before the next piece is sorted
+    return tokens_R
+
+
+def _walk(values_SK: Tensor, ids_SK: Tensor, numbers_5S: Tensor) -> Tensor:
+    """Temperature, then top-k, top-p and min-p, then one inverse-CDF step. Token ids, int64 [S].
+
+    values_SK: largest first, overwritten. Since they are, each filter keeps the first so many, and one running sum of
+    weights (the largest is UNIT) serves them all. Rows that are not finite give nonsense, but ids in range: an index
+    out of range would end a GPU's engine.
+    """
+    noise_S1, temperature_S1, top_p_S1, min_p_S1, top_k_S1 = numbers_5S[:, :, None]
+    weights_SK = values_SK.sub_(values_SK[:, :1].clone()).div_(temperature_S1.float()).exp_()
+    kept_S1 = torch.minimum(top_k_S1.long(), (weights_SK >= min_p_S1.float()).sum(-1, keepdim=True))
+    sums_SK = weights_SK.mul_(UNIT).long().cumsum_(-1)
+    wanted_S1 = (top_p_S1 * sums_SK.gather(-1, top_k_S1.long() - 1)).ceil().long()
+    kept_S1 = torch.minimum(kept_S1, torch.searchsorted(sums_SK, wanted_S1) + 1).clamp_(min=1)  # the first always stays
+    sum_S1 = sums_SK.gather(-1, kept_S1 - 1)
+    target_S1 = torch.minimum(
+        (noise_S1 * sum_S1).long(), sum_S1 - 1
+    )  # below the sum: a filtered token is never reached
+    place_S1 = torch.searchsorted(sums_SK, target_S1, right=True).clamp_(max=ids_SK.shape[-1] - 1)
+    return ids_SK.gather(-1, place_S1)[:, 0]

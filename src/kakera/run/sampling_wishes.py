@@ -1,0 +1,154 @@
+"""What rows ask of the sampler, on the host: one Wish a row, and the wishes of a batch as a few flat arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kakera.constrain.output import Allowed
+from kakera.schedule.request import Sampling
+from kakera.schedule.step import Row
+
+TOP_BOUND = 128  # rows with a top_k up to this are drawn from the 128 most likely; others sort the vocabulary
+TEMPERATURES = (1e-30, 1e30)  # float32 can hold these and their inverses
+
+
+def uniform(seed: int, choice: int, position: int) -> float:
+    """A number in [0, 1) that depends on its arguments only."""
+    digest = hashlib.blake2b(f"{seed},{choice},{position}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Tokens whose logits move: x becomes (x / divisor if x > 0 else x * divisor) - minus + plus.
+
+    ids_N: int64 [N], ascending; steps_3N: float32 [3, N], the divisor, what is subtracted, what is added.
+    """
+
+    ids_N: np.ndarray
+    steps_3N: np.ndarray
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How one row's token is to be chosen. `forced`: this token alone; `bits` as in `Allowed`."""
+
+    sampling: Sampling
+    noise: float = 0.0
+    forced: int | None = None
+    changes: Changes | None = None
+    bits: bytes | None = None
+
+    @property
+    def drawn(self) -> bool:
+        return self.forced is None and self.sampling.temperature > 0.0
+
+    @property
+    def top_k(self) -> int | None:
+        """None: the whole vocabulary is sorted."""
+        return self.sampling.top_k if 0 < self.sampling.top_k <= TOP_BOUND else None
+
+
+NO_WISH = Wish(Sampling(max_tokens=0, seed=0, temperature=0.0))  # holds the place of a row that takes no token
+
+
+def wish_of(row: Row, allowed: Allowed, vocabulary: int) -> Wish:
+    """Raises ValueError for a token id outside the vocabulary: on a GPU it would end the engine, not this row alone."""
+    if allowed.forced is not None:
+        _check(allowed.forced, allowed.forced, vocabulary)
+        return Wish(row.sampling, forced=allowed.forced)
+    noise = uniform(row.sampling.seed, row.sampling.choice, position=len(row.context))
+    return Wish(row.sampling, noise, changes=_changes(row, allowed, vocabulary), bits=allowed.bits)
+
+
+def _changes(row: Row, allowed: Allowed, vocabulary: int) -> Changes | None:
+    """Penalties, bias and the minimum length. None if nothing applies."""
+    s = row.sampling
+    too_early = len(row.context) - row.prompt_tokens < s.min_tokens
+    banned = [t for t in (*allowed.banned, *(s.stop_token_ids if too_early else ())) if 0 <= t < vocabulary]
+    per_use = s.presence_penalty or s.frequency_penalty
+    if not (banned or per_use or s.repetition_penalty != 1.0 or s.logit_bias):
+        return None
+    seen = _ids(set(row.context) if s.repetition_penalty != 1.0 else ())
+    counts = Counter(row.context[row.prompt_tokens :] if per_use else ())
+    bias: dict[int, float] = {}
+    for token, value in s.logit_bias:
+        bias[token] = bias.get(token, 0.0) + value
+    ids_N = np.unique(np.concatenate([seen, _ids(counts), _ids(bias), _ids(banned)]))
+    if not len(ids_N):
+        return None
+    _check(ids_N[0], ids_N[-1], vocabulary)
+    steps_3N = np.zeros((3, len(ids_N)), np.float32)
+    divisor_N, minus_N, plus_N = steps_3N
+    divisor_N[:] = 1.0
+    divisor_N[ids_N.searchsorted(seen)] = s.repetition_penalty
+    times = np.fromiter(counts.values(), np.float32, len(counts))
+    minus_N[ids_N.searchsorted(_ids(counts))] = np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * times
+    plus_N[ids_N.searchsorted(_ids(bias))] = np.fromiter(bias.values(), np.float64, len(bias))
+    plus_N[ids_N.searchsorted(_ids(banned))] = -math.inf  # behind the bias: none brings a token back
+    return Changes(ids_N, steps_3N)
+
+
+def _check(least: int, most: int, vocabulary: int) -> None:
+    if least < 0 or most >= vocabulary:
+        raise ValueError(f"sampling names the token ids {least} to {most}; ids are 0 to {vocabulary - 1}")
+
+
+def _ids(tokens: Iterable[int]) -> np.ndarray:
+    return np.array([*tokens], np.int64)
+
+
+def flat(wishes: Sequence[Wish], vocabulary: int) -> dict[str, np.ndarray]:
+    """The wishes of R rows; absent wishes are arrays of length 0.
+
+    forced_R: int64, -1 = free. ids_N: int64, row * vocabulary + token, unique; steps_3N: float32, see Changes.
+    masked_G: int64, rows with a mask; bits_GB: uint8, their bits. asked_A: int64, rows that want log-probabilities.
+    top_rows_S, full_rows_S: int64, rows drawn from their TOP_BOUND most likely tokens, and from all of them;
+    top_numbers_5S, full_numbers_5S: float64, their noise, temperature, top_p, min_p and top_k.
+    """
+    drawn = [(i, wish) for i, wish in enumerate(wishes) if wish.drawn]
+    top = [(i, wish) for i, wish in drawn if wish.top_k is not None]
+    full = [(i, wish) for i, wish in drawn if wish.top_k is None]
+    changed = [(i, wish.changes) for i, wish in enumerate(wishes) if wish.changes is not None]
+    masks = {i: wish.bits for i, wish in enumerate(wishes) if wish.bits is not None and wish.forced is None}
+    return {
+        "forced_R": _ids(-1 if wish.forced is None else wish.forced for wish in wishes),
+        "ids_N": np.concatenate([_ids(()), *(i * vocabulary + changes.ids_N for i, changes in changed)]),
+        "steps_3N": np.concatenate(
+            [np.empty((3, 0), np.float32), *(changes.steps_3N for _, changes in changed)], axis=1
+        ),
+        "masked_G": _ids(masks),
+        "bits_GB": _packed(masks.values(), -(-vocabulary // 8)),
+        "asked_A": _ids(i for i, wish in enumerate(wishes) if wish.sampling.logprobs is not None),
+        "top_rows_S": _ids(i for i, _ in top),
+        "top_numbers_5S": _numbers([wish for _, wish in top], vocabulary),
+        "full_rows_S": _ids(i for i, _ in full),
+        "full_numbers_5S": _numbers([wish for _, wish in full], vocabulary),
+    }
+
+
+def _packed(masks: Iterable[bytes], width: int) -> np.ndarray:
+    """A token for which a mask has no bit is not allowed."""
+    rows = [np.frombuffer(bits[:width].ljust(width, b"\0"), np.uint8) for bits in masks]
+    return np.stack(rows) if rows else np.empty((0, width), np.uint8)
+
+
+def _numbers(wishes: Sequence[Wish], vocabulary: int) -> np.ndarray:
+    """float64 [5, rows]: noise, temperature, top_p, min_p, top_k."""
+    rows = [
+        (
+            wish.noise,
+            min(max(wish.sampling.temperature, TEMPERATURES[0]), TEMPERATURES[1]),
+            wish.sampling.top_p if wish.sampling.top_p < 1.0 else 2.0,  # 2: rounding must not cut off the last token
+            wish.sampling.min_p,
+            wish.sampling.top_k if 0 < wish.sampling.top_k < vocabulary else vocabulary,
+        )
+        for wish in wishes
+    ]
+    return np.array(rows, np.float64).reshape(-1, 5).T
