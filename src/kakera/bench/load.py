@@ -16,7 +16,7 @@ SECOND_QUESTION = "Who are you?"
 ALONE_SECONDS = 4.0  # at 25 tokens/s and 4 streams: 400 gaps, so that the 95th percentile rests on 20
 BESIDE_STREAMS = 4
 STREAM_PROMPT_TOKENS = 128
-STREAM_NEW_TOKENS = 3000  # more than a stream can say while the long prompt runs
+STREAM_NEW_TOKENS = 30_000  # more than a stream can say while the long prompt runs, on a GPU and for 192K, too
 
 
 @dataclass(frozen=True)

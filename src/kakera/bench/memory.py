@@ -16,7 +16,7 @@ from kakera.plan.table import gigabytes
 
 WITH_ABOVE, IN_TOTAL = "measured with the row above", "in the total"
 PAGES, SCRATCH = ("KV pages, one full request", "KV pages, further"), "activations and scratch"
-CONTEXT = "CUDA context and modules"
+CONTEXT, PROCESSES = "CUDA context and modules", "server and engine processes"
 SLACK = "torch's allocator, not in use"
 
 
@@ -58,8 +58,9 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """`total`: all that was planned for the device, and the most that was in use."""
+    """`total`: all that was planned, and all that was in use."""
 
+    title: str
     rows: tuple[MemoryRow, ...]
     total: MemoryRow
 
@@ -77,7 +78,7 @@ class MemoryTable:
         }
 
     def view(self) -> Table:
-        view = Table(title="memory of the device: planned and taken")
+        view = Table(title=f"{self.title}: planned and taken")
         view.add_column("")
         for column in ("planned", "taken", "difference"):
             view.add_column(column, justify="right")
@@ -103,7 +104,7 @@ def compare_gpu(planned: Sequence[PlanRow], taken: Taken) -> MemoryTable:
     notes = {SCRATCH: transient, CONTEXT: "what torch's allocator did not take"}
     found = [_row(row, measured.get(row.name), WITH_ABOVE, notes.get(row.name, "")) for row in _in_order(rows)]
     found.append(MemoryRow(SLACK, 0, taken.reserved - taken.allocated, "reserved beyond the fullest moment"))
-    return MemoryTable(tuple(found), MemoryRow("total", sum(row.bytes for row in rows), taken.device))
+    return MemoryTable("memory of the card", tuple(found), _total(rows, taken.device))
 
 
 def compare_cpu(planned: Sequence[PlanRow], held: Held, store: int, resident: int) -> MemoryTable:
@@ -114,13 +115,23 @@ def compare_cpu(planned: Sequence[PlanRow], held: Held, store: int, resident: in
     measured = {**_at_rest(planned, held), "prefix cache store": store}
     found = [_row(row, measured.get(row.name), IN_TOTAL) for row in planned]
     note = "peak resident set of this process; pages never written are not in it"
-    return MemoryTable(tuple(found), MemoryRow("total", sum(row.bytes for row in planned), resident, note))
+    return MemoryTable("memory", tuple(found), _total(planned, resident, note))
+
+
+def compare_host(planned: Sequence[PlanRow], store: int, anonymous: int) -> MemoryTable:
+    """Rows of a plan for the host of cards. `store`: bytes in the prefix cache's store; `anonymous`: of the process,
+    in memory and of no file."""
+    rows = [row for row in planned if row.place == "host"]
+    measured = {PROCESSES: anonymous - store, "prefix cache store": store}
+    notes = {PROCESSES: "without a server's process", "prefix cache store": "what the run left there"}
+    found = [_row(row, measured.get(row.name), "not told apart", notes.get(row.name, "")) for row in rows]
+    return MemoryTable("memory of the host", tuple(found), _total(rows, anonymous, "anonymous memory of this process"))
 
 
 def compare_total(planned: Sequence[PlanRow], taken: int, note: str) -> MemoryTable:
-    """For an engine in another process, of which only the sum can be seen."""
+    """For a server, of which only the sum can be seen."""
     rows = tuple(_row(row, None, IN_TOTAL) for row in planned)
-    return MemoryTable(rows, MemoryRow("total", sum(row.bytes for row in planned), taken, note))
+    return MemoryTable("memory", rows, _total(planned, taken, note))
 
 
 def _at_rest(planned: Sequence[PlanRow], held: Held) -> dict[str, int]:
@@ -132,6 +143,10 @@ def _at_rest(planned: Sequence[PlanRow], held: Held) -> dict[str, int]:
         found[row.name] = left if row is rows[-1] else min(left, row.bytes)
         left -= found[row.name]
     return found
+
+
+def _total(planned: Sequence[PlanRow], measured: int, note: str = "") -> MemoryRow:
+    return MemoryRow("total", sum(row.bytes for row in planned), measured, note)
 
 
 def _row(row: PlanRow, measured: int | None, elsewhere: str, note: str = "") -> MemoryRow:

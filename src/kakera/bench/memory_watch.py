@@ -6,12 +6,13 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kakera.bench.memory import Held, MemoryTable, Taken, compare_cpu, compare_gpu
+from kakera.bench.memory import Held, MemoryTable, Taken, compare_cpu, compare_gpu, compare_host
 from kakera.plan.plan import Plan
 from kakera.run.engine import LocalEngine
 from kakera.run.runner import TorchRunner
@@ -29,12 +30,15 @@ class MemoryWatch:
         """Before the first CUDA call of the process: the context counts as ours."""
         return MemoryWatch(device_bytes_used())
 
-    def compare(self, engine: LocalEngine, plan: Plan) -> MemoryTable:
-        """The plan beside the most that was taken since the start. Others must not have taken any meanwhile."""
+    def tables(self, engine: LocalEngine, plan: Plan) -> dict[str, MemoryTable]:
+        """The plan beside what was taken since the start, the most of it for a card. By key in a JSON document.
+
+        Others must not have taken any memory of the cards meanwhile.
+        """
         assert isinstance(engine.runner, TorchRunner)
-        held = held_bytes(engine.runner, plan.device)
+        held, store = held_bytes(engine.runner, plan.device), engine.runner.store.bytes()
         if plan.device == "cpu":
-            return compare_cpu(plan.rows, held, engine.runner.store.bytes(), peak_resident())
+            return {"memory": compare_cpu(plan.rows, held, store, peak_resident())}
         torch.cuda.synchronize()
         taken = Taken(
             held=held,
@@ -42,7 +46,8 @@ class MemoryWatch:
             reserved=torch.cuda.max_memory_reserved(),
             device=device_bytes_used() - self.before,
         )
-        return compare_gpu(plan.rows, taken)
+        card, host = compare_gpu(plan.rows, taken), compare_host(plan.rows, store, anonymous())
+        return {"memory": card, "host_memory": host}
 
 
 def held_bytes(runner: TorchRunner, device: str) -> Held:
@@ -60,6 +65,12 @@ def held_bytes(runner: TorchRunner, device: str) -> Held:
     others = _bytes(_tensors(runner), device, seen)
     windows = kv.ring + kv.sink
     return Held(weights, states, windows, kv.pages, cache - windows - kv.pages + scratch + others)
+
+
+def anonymous() -> int:
+    """Bytes of this process in memory that belong to no file: libraries, which others share, do not count."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
 
 
 def peak_resident() -> int:

@@ -13,8 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 
+import psutil
+
+from kakera.bench.memory import MemoryTable, compare_total
 from kakera.errors import EngineDied
-from kakera.plan.plan import Wishes
+from kakera.plan.plan import Plan, Wishes
+from kakera.service.predecessor import device_bytes_used
 
 START_SECONDS = 300
 STOP_SECONDS = 20
@@ -49,6 +53,7 @@ class ServerProcess:
         self.on_wait = on_wait
 
     def __enter__(self) -> ServerProcess:
+        self._before = device_bytes_used()
         self._log = tempfile.NamedTemporaryFile("w+b", prefix="kakera-bench-", suffix=".log")
         self._process = subprocess.Popen(self.command, stdout=self._log, stderr=subprocess.STDOUT)
         began = time.monotonic()
@@ -77,6 +82,15 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def memory(self, plan: Plan) -> MemoryTable:
+        """Its plan beside what it holds now. Others on the same cards must not have taken any memory since it began."""
+        if plan.device == "cuda":
+            rows = [row for row in plan.rows if row.place == "device"]
+            return compare_total(rows, device_bytes_used() - self._before, "as the driver counts")
+        server = psutil.Process(self.pid)
+        resident = sum(process.memory_info().rss for process in (server, *server.children(recursive=True)))
+        return compare_total(plan.rows, resident, "resident sets of its processes; pages never written are not in it")
 
     def log(self) -> str:
         """All that it has printed."""

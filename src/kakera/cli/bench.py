@@ -18,6 +18,7 @@ from kakera.plan.plan import Wishes
 if TYPE_CHECKING:
     from kakera.bench.engine import EngineBench
     from kakera.bench.load import Beside, Level, SecondTurn
+    from kakera.plan.plan import Plan
 
 app = typer.Typer(
     help="Measure speed and endurance: serve, decode, prefill, kernels, figures, soak.", no_args_is_help=True
@@ -48,31 +49,39 @@ def serve(
     import asyncio  # 70 ms that `kakera --help` need not wait for
 
     from kakera.bench import plot as plots
+    from kakera.bench import tables
     from kakera.bench.server import ServerProcess, flags
 
     counts = numbers("--streams", streams)
     if plot:
         plots.check(plot)
+    subject = model_of(model, spec)
+    plan = None if url else _plan_of(subject, wishes)  # before a server takes memory, as it will make it itself
+    memory = None
     with contextlib.ExitStack() as stack:
         if url is None:
             with waiting("starting the server"):
-                url = stack.enter_context(ServerProcess(model, flags(wishes))).url
+                process = stack.enter_context(ServerProcess(subject, flags(wishes)))
         with waiting("measuring") as tell:
-            levels, turn, beside = asyncio.run(_load(url, api_key, counts, prompt_tokens, new_tokens, long, tell))
+            found = asyncio.run(_load(url or process.url, api_key, counts, prompt_tokens, new_tokens, long, tell))
+        if plan:
+            memory = process.memory(plan)
+    levels, turn, beside = found
     if plot:
         line = plots.Line("all streams", counts, [level.tokens_per_second for level in levels])
-        plots.draw(plot, f"{model}: {prompt_tokens} + {new_tokens} tokens", "streams", "tokens/s", [line])
+        plots.draw(plot, f"{subject}: {prompt_tokens} + {new_tokens} tokens", "streams", "tokens/s", [line])
     result = {
-        "model": model,
+        "model": subject,
         "levels": [asdict(level) for level in levels],
         "second_turn": asdict(turn) if turn else None,
         "prefill_beside": asdict(beside) if beside else None,
+        "memory": memory.json() if memory else None,
     }
-    from kakera.bench import tables
-
-    views = [tables.levels(model, levels)]
+    views = [tables.levels(subject, levels)]
     if turn and beside:
         views += [tables.second_turn(turn), tables.beside(beside)]
+    if memory:
+        views.append(memory.view())
     show(result, as_json, views)
 
 
@@ -171,7 +180,7 @@ def _grid(
                 tell(f"{what}: {count} x {length} tokens")
                 rows.append(one(bench, length, count))
     rows.sort(key=lambda row: row.context)
-    memory = watch.compare(engine, plan)
+    memory = watch.tables(engine, plan)
     if plot:
         lines = [
             plots.Line(f"{n:,} tokens", counts, [row.tokens_per_second for row in rows if row.context == n])
@@ -183,9 +192,10 @@ def _grid(
         "model": model,
         "kv": wishes.kv,
         "rows": [asdict(row) for row in rows],
-        "memory": memory.json(),
+        **{key: table.json() for key, table in memory.items()},
     }
-    show(result, as_json, [tables.grid(f"{what}: {model}, KV {wishes.kv}", rows), memory.view()])
+    views = [table.view() for table in memory.values()]
+    show(result, as_json, [tables.grid(f"{what}: {model}, KV {wishes.kv}", rows), *views])
 
 
 @app.command()
@@ -247,6 +257,16 @@ def soak(
     )
     if not all(check.ok for check in report.checks):
         raise typer.Exit(1)
+
+
+def _plan_of(model: str, wishes: Wishes) -> Plan | None:
+    """The plan that a server on this machine makes, too; None for a script, which has no memory to plan."""
+    from kakera.cli.engine import plan_for
+    from kakera.cli.model import resolve_model
+    from kakera.plan.devices import resolve
+
+    found = resolve_model(model)
+    return None if found.scripted else plan_for(found, wishes, resolve(wishes.gpus))[0]
 
 
 def _directory(model: str) -> Path:
