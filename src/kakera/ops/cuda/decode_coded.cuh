@@ -37,14 +37,14 @@ struct Parameters {
 
 struct QueryCodes {  // the B operand: dims quarter DIM / 4 + 4 (Q t + j) + {0, 2} and {1, 3} of column g
     u32 q[Q][4][2];
-    float sums[GROUPS][2];  // of a group's dims, of columns 2t and 2t + 1
+    float sums[GROUPS][2];  // LOG2E times those of a group's dims, of columns 2t and 2t + 1
 
     __device__ __forceinline__ void load(const u16 *from) {
         float sum[GROUPS][4] = {};
 #pragma unroll
         for (int quarter = 0; quarter < 4; quarter++) {
             const u32 one = 0x3C003C00u + quarter * 0x08000800u;  // fp16 4^quarter: undoes what is in q
-            const float down = LOG2E / (1 << 2 * quarter);
+            const float down = 1.f / (1 << 2 * quarter);
 #pragma unroll
             for (int j = 0; j < Q; j++) {
                 uint2 four = *(const uint2 *)(from + quarter * (DIM / 4) + (threadIdx.x % 4 * Q + j) * 4);
@@ -56,7 +56,9 @@ struct QueryCodes {  // the B operand: dims quarter DIM / 4 + 4 (Q t + j) + {0, 
             }
         }
 #pragma unroll
-        for (int group = 0; group < GROUPS; group++) sums[group][0] = sum[group][0], sums[group][1] = sum[group][1];
+        for (int group = 0; group < GROUPS; group++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) sums[group][i] = sum[group][i] * LOG2E;
     }
 };
 
@@ -96,7 +98,8 @@ struct KeyCodes {
 #pragma unroll
             for (int tile = 0; tile < 4; tile++) {
                 float2 scale = scales.tile(tile), minimum = minima.tile(tile);
-                float up[2] = {scale.x * CODE_UNIT, scale.y * CODE_UNIT}, least[2] = {minimum.x, minimum.y};
+                constexpr float UNIT = CODE_UNIT * LOG2E;  // not in q, whose fp16 bits would be rounded once more
+                float up[2] = {scale.x * UNIT, scale.y * UNIT}, least[2] = {minimum.x, minimum.y};
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     float part = products[tile][i] * up[i / 2] + least[i / 2] * query.sums[group][i % 2];
