@@ -18,6 +18,7 @@ from kakera.kv.gpu.decode import DecodeRows, attend_decode_reference, query_tile
 from kakera.kv.gpu.finish import Finish
 from kakera.kv.gpu.write import write_rows_reference
 from kakera.kv.rotation import Frame, Rotation, fast_hadamard
+from kakera.model.batch import SingleTokens, Span
 from kakera.plan.kv_format import KvFormat
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
@@ -172,9 +173,24 @@ def test_a_batch_is_laid_out_once_for_all_layers(launches, monkeypatch):
     ours, _ = worlds()
     a = Sequence(ours.spec, 200, 0, 5)
     made = []
-    monkeypatch.setattr(attention, "_Decode", lambda *args, of=attention._Decode: made.append(args) or of(*args))
+    of_spans = attention._Decode.of_spans
+    monkeypatch.setattr(attention._Decode, "of_spans", lambda *args: made.append(args) or of_spans(*args))
     ours.run([(a, 0, 3, True)])
     ours.run([(a, 3, 4, True)])
     assert len(made) == 2
     batch, heads = pass_of([(a, 4, 5, True)], 0, "cpu")
     assert ours.cache._kernels.takes(heads) and ours.cache.attend_heads(0, batch, heads).shape == (1, 4 * 32)
+
+
+@pytest.mark.parametrize("window", [0, 4])
+def test_rows_given_as_tensors_are_laid_out_as_their_spans_are(window):
+    starts, slots = [0, 63, 64, 700], [2, 0, 3, 1]
+    tables = torch.randperm(64)[:48].view(4, 12)
+    spans = [Span(i, 1, start, slot, tables[i]) for i, (start, slot) in enumerate(zip(starts, slots, strict=True))]
+    singles = SingleTokens(torch.tensor(starts), torch.tensor(slots), tables.int())
+    expected, found = attention._Decode.of_spans(spans, window, 8), attention._Decode.of_singles(singles, window)
+    pairs = [(expected.places, found.places), (expected.rows[0][1], found.rows[0][1])]
+    for a, b in pairs:
+        for name, value in vars(a).items():
+            torch.testing.assert_close(getattr(b, name), value, msg=lambda text, name=name: f"{name}: {text}")
+    assert [first for first, _ in expected.rows] == [first for first, _ in found.rows] == [0]

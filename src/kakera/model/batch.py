@@ -63,14 +63,29 @@ class Span:
 
 
 @dataclass(frozen=True)
+class SingleTokens:
+    """Decode spans of one token each as tensors of the device, so that a captured graph can be replayed with others.
+
+    starts_R: int64, position of each token; slots_R: int64; tables_RP: int32 page ids, entries behind a row's pages
+    are valid ids of whatever page.
+    """
+
+    starts_R: Tensor
+    slots_R: Tensor
+    tables_RP: Tensor
+
+
+@dataclass(frozen=True)
 class Batch:
-    """Decode spans first, then prefill spans. `positions_T` are rope positions, apart from cache positions."""
+    """Decode spans first, then prefill spans. `positions_T` are rope positions, apart from cache positions. `singles`
+    says the same as `decode`, and nothing reads the positions, slots and pages of `decode` then."""
 
     tokens_T: Tensor  # int64
     positions_T: Tensor  # int64
     decode: tuple[Span, ...]
     prefill: tuple[Span, ...]
     logit_rows: Tensor  # int64: rows of the flat batch whose logits are wanted
+    singles: SingleTokens | None = None
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -2,6 +2,7 @@
 
 Single-token spans go through the recurrent step together; longer spans through the chunk form one by one, cut inside
 the layer where a checkpoint is wanted. The cut costs no arithmetic: the chunk form carries the state past it anyway.
+On a GPU kernels do what lies between the projections (`gdn_kernels`); the plain operations here are their reference.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kakera.model.batch import Batch, Save, Span
+from kakera.model.gdn_kernels import KernelRoutes, takes
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
 from kakera.ops.activation import sigmoid, silu, softplus
@@ -45,6 +47,13 @@ class GdnRoutes:
         )
 
 
+def routes_of(batch: Batch, spec: GdnSpec | None, eps: float, dtype: torch.dtype) -> GdnRoutes | KernelRoutes:
+    """By kernels where there are some for activations of `dtype`."""
+    if spec is not None and takes(batch, spec, dtype):
+        return KernelRoutes.of(batch, spec, eps)
+    return GdnRoutes.of(batch)
+
+
 def _rows_of(rows: list[int], device: torch.device) -> slice | Tensor:
     if rows and rows[-1] - rows[0] + 1 == len(rows):
         return slice(rows[0], rows[-1] + 1)
@@ -69,12 +78,14 @@ def gated_delta_net(
     eps: float,
     x_TH: Tensor,
     layer: int,
-    routes: GdnRoutes,
+    routes: GdnRoutes | KernelRoutes,
     states: StatePool,
 ) -> Tensor:
     """One layer over x_TH [T, H]; `layer` counts the GDN layers. Updates `states` and fills the spans' saves."""
     V, D = spec.v_heads, spec.v_dim
     mixed = weights.proj_in(x_TH, routes.fast_rows).contiguous()
+    if isinstance(routes, KernelRoutes):
+        return weights.proj_out(routes(weights, mixed, layer, states), routes.fast_rows)
     qkv_TC, z, b_TV, a_TV = torch.split(mixed, [spec.conv_channels, V * D, V, V], dim=1)
     g_TV = softplus(a_TV.float() + weights.dt_bias_V).mul_(weights.rate_V)
     projected = Projected(qkv_TC, g_TV, sigmoid(b_TV))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from kakera.model.weights import MlpWeights
-from kakera.ops.activation import swiglu
+from kakera.ops.fused import swiglu
 
 
 def mlp(weights: MlpWeights, x_TH: Tensor, fast_rows: int = 0) -> Tensor:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kakera.model.attention import full_attention
 from kakera.model.batch import Batch
-from kakera.model.gdn import GdnRoutes, gated_delta_net
+from kakera.model.gdn import gated_delta_net, routes_of
 from kakera.model.mlp import mlp
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights, ModelWeights, Progress, load_weights
+from kakera.ops.fused import add_rms_norm
 from kakera.ops.heads import ProjectedHeads
 from kakera.ops.norm import rms_norm
 from kakera.ops.rotary import Rotary
@@ -64,21 +65,24 @@ class HybridModel:
         """
         rotary = Rotary.at(batch.positions_T, self.spec.rotary_dim, self.spec.rope_theta)
         x_TH = self.weights.embedding(batch.tokens_T)
-        routes = GdnRoutes.of(batch)
+        routes = routes_of(batch, self.spec.gdn, self.spec.rms_eps, x_TH.dtype)
+        layers, eps = self.weights.layers, self.spec.rms_eps
+        # each sum has its norm beside it, which on a GPU is one launch: the norm in front of the next block
+        scales = [scale for layer in layers for scale in (layer.input_scale_H, layer.post_scale_H)]
+        scales.append(self.weights.scale_H)
+        normed_TH = rms_norm(x_TH, scales[0], eps)
         gdn = full = 0
-        for layer in self.weights.layers:
-            normed_TH = rms_norm(x_TH, layer.input_scale_H, self.spec.rms_eps)
+        for i, layer in enumerate(layers):
             if isinstance(layer.mixer, AttentionWeights):
-                x_TH = x_TH + self._attend(layer.mixer, normed_TH, rotary, full, batch, kv)
+                mixed_TH = self._attend(layer.mixer, normed_TH, rotary, full, batch, kv)
                 full += 1
             else:
                 assert self.spec.gdn is not None
-                x_TH = x_TH + gated_delta_net(
-                    layer.mixer, self.spec.gdn, self.spec.rms_eps, normed_TH, gdn, routes, states
-                )
+                mixed_TH = gated_delta_net(layer.mixer, self.spec.gdn, eps, normed_TH, gdn, routes, states)
                 gdn += 1
-            x_TH = x_TH + mlp(layer.mlp, rms_norm(x_TH, layer.post_scale_H, self.spec.rms_eps), batch.decode_rows)
-        hidden_TH = rms_norm(x_TH, self.weights.scale_H, self.spec.rms_eps)
+            x_TH, normed_TH = add_rms_norm(x_TH, mixed_TH, scales[2 * i + 1], eps)
+            x_TH, normed_TH = add_rms_norm(x_TH, mlp(layer.mlp, normed_TH, batch.decode_rows), scales[2 * i + 2], eps)
+        hidden_TH = normed_TH
         _save_hidden(batch, hidden_TH)
         return hidden_TH
 

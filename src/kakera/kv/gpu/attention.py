@@ -28,7 +28,7 @@ from kakera.kv.gpu.write import Places, can_write, write_rows
 from kakera.kv.pages import PagePool
 from kakera.kv.recent import RecentStore, fill_window
 from kakera.kv.rotation import Rotation
-from kakera.model.batch import Batch, Span
+from kakera.model.batch import Batch, SingleTokens, Span
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
 from kakera.plan.prefill_plan import PrefillPlan
@@ -169,9 +169,13 @@ class GpuAttention:
     def _plan_of(self, batch: Batch) -> tuple[_Decode | None, list[Places]]:
         """Where tokens go and what rows read: the same for all layers, so made once for a batch."""
         if self._plan is None or self._plan[0] is not batch:
-            decode = _Decode(batch.decode, self._window_pages, self._rows) if batch.decode else None
-            self._plan = batch, decode, [self._prefill_places(span) for span in batch.prefill]
+            self._plan = batch, self._decode_of(batch), [self._prefill_places(span) for span in batch.prefill]
         return self._plan[1:]
+
+    def _decode_of(self, batch: Batch) -> _Decode | None:
+        if batch.singles is not None and len(batch.decode) <= self._rows:
+            return _Decode.of_singles(batch.singles, self._window_pages)
+        return _Decode.of_spans(batch.decode, self._window_pages, self._rows) if batch.decode else None
 
     def _prefill_places(self, span: Span) -> Places:
         if span.start % PAGE_TOKENS:
@@ -189,11 +193,29 @@ class GpuAttention:
         return decode.partial, decode.stats, self._band_P2KND, *self._prefill_attention.scratch()
 
 
+@dataclass(frozen=True)
 class _Decode:
-    """The decode spans of a batch: places of their tokens, and rows in launches of at most `most` rows, each launch
-    with the token it begins at."""
+    """The decode spans of a batch: places of their tokens, and rows in launches, each with the token it begins at."""
 
-    def __init__(self, spans: Sequence[Span], window_pages: int, most: int):
+    places: Places
+    rows: Sequence[tuple[int, DecodeRows]]
+
+    @staticmethod
+    def of_singles(singles: SingleTokens, window_pages: int) -> _Decode:
+        """In operations of the device alone, so that a graph can capture them."""
+        page_R, slot_R = singles.starts_R // PAGE_TOKENS, singles.slots_R
+        id_R = singles.tables_RP.gather(1, page_R[:, None])[:, 0]
+        ring = window_pages + 2
+        half_R = slot_R * ring + page_R % ring if window_pages else id_R
+        places = _places(id_R, half_R, torch.where(page_R == 0, slot_R, -1), singles.starts_R % PAGE_TOKENS)
+        count = len(slot_R)
+        offsets = torch.arange(count + 1, dtype=torch.int32, device=slot_R.device)
+        rows = DecodeRows(singles.starts_R.int(), offsets, slot_R.int(), singles.tables_RP, 1, count)
+        return _Decode(places, [(0, rows)])
+
+    @staticmethod
+    def of_spans(spans: Sequence[Span], window_pages: int, most: int) -> _Decode:
+        """At most `most` rows in a launch."""
         if (longest := max(span.count for span in spans)) > PAGE_TOKENS:
             raise ValueError(f"a decode row carries {longest} tokens; at most {PAGE_TOKENS} are allowed")
         device = spans[0].pages.device
@@ -204,18 +226,19 @@ class _Decode:
         sinks = [span.slot if position < PAGE_TOKENS else -1 for span, position in positions]
         offsets = [position % PAGE_TOKENS for _, position in positions]
         half_T, sink_T, offset_T = torch.tensor([halves, sinks, offsets], device=device)
-        self.places = _places(id_T, half_T if window_pages else id_T, sink_T, offset_T)
+        places = _places(id_T, half_T if window_pages else id_T, sink_T, offset_T)
         rows = [
             (span, start, min(ROW_TOKENS, span.end - start))
             for span in spans
             for start in range(span.start, span.end, ROW_TOKENS)
         ]
-        self.rows: list[tuple[int, DecodeRows]] = []
+        launches: list[tuple[int, DecodeRows]] = []
         token = 0
         for begin in range(0, len(rows), most):
             part = rows[begin : begin + most]
-            self.rows.append((token, _rows(part, device)))
+            launches.append((token, _rows(part, device)))
             token += sum(count for _, _, count in part)
+        return _Decode(places, launches)
 
 
 def _rows(rows: Sequence[tuple[Span, int, int]], device: torch.device) -> DecodeRows:
