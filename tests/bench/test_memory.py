@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kakera.bench.memory import SLACK, Held, MemoryTable, Taken, compare_cpu, compare_gpu, compare_host, compare_total
-from kakera.bench.memory_watch import MemoryWatch, held_bytes
+from kakera.bench.memory_watch import MemoryWatch, graph_bytes, held_bytes
 from kakera.evaluate.session import plan_for
 from kakera.ops.trellis import TrellisScratch
 from kakera.plan.budget import make_plan
@@ -38,7 +38,7 @@ def test_each_reading_stands_in_its_row():
     pages = planned["KV pages, one full request"] + planned["KV pages, further"]
     held = Held(weights=1000, states=200, windows=30, pages=pages, scratch=50)
     allocated = held.total + 700
-    found = rows(compare_gpu(plan.rows, Taken(held, allocated, allocated + 11, allocated + 11 + 5000)))
+    found = rows(compare_gpu(plan.rows, Taken(held, allocated, allocated + 18, 7, allocated + 18 + 5000)))
     assert found["weights"] == (planned["weights"], 1000)
     assert found["recurrent states"][1] == 200
     assert found["KV windows and sinks"][1] == 30
@@ -47,23 +47,32 @@ def test_each_reading_stands_in_its_row():
     assert found["activations and scratch"][1] == 750
     assert found["CUDA context and modules"][1] == 5000
     assert found[SLACK] == (0, 11)
-    assert found["checkpoint staging"][1] is found["CUDA graphs"][1] is None
+    assert found["CUDA graphs"][1] == 7
+    assert found["checkpoint staging"][1] is None
     names = list(found)
     assert names.index("checkpoint staging") == names.index("activations and scratch") + 1
-    assert names.index("CUDA graphs") == names.index("CUDA context and modules") + 1
 
 
-@given(parts=st.lists(st.integers(0, 2**40), min_size=8, max_size=8), slots=st.sampled_from([1, 8]))
+@given(parts=st.lists(st.integers(0, 2**40), min_size=10, max_size=10), slots=st.sampled_from([1, 8]))
 @settings(max_examples=20, deadline=None)
 def test_the_measured_rows_add_up_to_what_the_driver_counts(parts, slots):
-    *held, transient, slack, context = parts
+    *held, transient, idle, graphs, context = parts
     held = Held(*held)
     allocated = held.total + transient
-    taken = Taken(held, allocated, allocated + slack, allocated + slack + context)
+    taken = Taken(held, allocated, allocated + idle, graphs, allocated + idle + context)
     plan = plan_27b(context=8192, max_running=slots)
     table = compare_gpu(plan.rows, taken)
     assert sum(row.measured or 0 for row in table.rows) == table.total.measured == taken.device
     assert sum(row.planned for row in table.rows) == table.total.planned == plan.total("device")
+
+
+def test_idle_bytes_of_private_pools_are_those_of_graphs():
+    segments = [
+        {"total_size": 100, "allocated_size": 90, "segment_pool_id": (0, 0)},
+        {"total_size": 50, "allocated_size": 20, "segment_pool_id": (0, 1)},
+        {"total_size": 8, "allocated_size": 0, "segment_pool_id": (3, 0)},
+    ]
+    assert graph_bytes(segments) == 38
 
 
 def test_the_difference_is_a_share_of_the_plan():
@@ -99,6 +108,16 @@ def test_states_windows_and_pages_of_a_real_engine_are_as_planned(loaded):
     assert compare_cpu(plan.rows, held_bytes(engine.runner, "cpu"), 0, 1).total.planned == sum(
         row.bytes for row in plan.rows
     )
+
+
+def test_checkpoints_of_the_runner_are_staging(loaded):
+    runner = loaded[0].runner
+    runner.places = [runner.shape.empty(64), runner.shape.empty(128)]
+    try:
+        found = held_bytes(runner, "cpu").staging
+    finally:
+        del runner.places
+    assert found == 2 * loaded[1].checkpoint_bytes
 
 
 def test_scratch_counts_as_scratch_wherever_it_hangs(loaded):

@@ -84,7 +84,7 @@ class EngineBench:
         remembers = self.engine.stats().host_bytes_total > 0
         usages = [self._ask(prompt) for prompt in prompts] if remembers else []
         # all rows must still run when the last prompt is in: a row may say one token for every PAGE prefilled beside it
-        slack = batch * 2 if remembers else batch * (context // PAGE + 1)
+        slack = batch * (context // PAGE + 1)
         names = [self._submit(prompt, WARM_STEPS + steps + slack) for prompt in prompts]
         self._until_all_spoke(names)
         filled = time.perf_counter() - began

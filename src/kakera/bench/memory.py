@@ -16,7 +16,8 @@ from kakera.plan.table import gigabytes
 
 WITH_ABOVE, IN_TOTAL = "measured with the row above", "in the total"
 PAGES, SCRATCH = ("KV pages, one full request", "KV pages, further"), "activations and scratch"
-CONTEXT, PROCESSES = "CUDA context and modules", "server and engine processes"
+STAGING = "checkpoint staging"
+CONTEXT, GRAPHS, PROCESSES = "CUDA context and modules", "CUDA graphs", "server and engine processes"
 SLACK = "torch's allocator, not in use"
 
 
@@ -29,20 +30,22 @@ class Held:
     windows: int
     pages: int
     scratch: int
+    staging: int = 0  # checkpoints on their way to the host, if they have a place of their own
 
     @property
     def total(self) -> int:
-        return self.weights + self.states + self.windows + self.pages + self.scratch
+        return self.weights + self.states + self.windows + self.pages + self.scratch + self.staging
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a device has given away. Most bytes: `allocated` in tensors at once, `reserved` by torch's allocator,
-    `device` in all, without what was in use before the engine came."""
+    """What a device has given away. Most bytes: `allocated` in tensors at once, `reserved` by torch's allocator, of
+    which `graphs` lie idle in pools of graphs, `device` in all, without what was in use before the engine came."""
 
     held: Held
     allocated: int
     reserved: int
+    graphs: int
     device: int
 
 
@@ -92,18 +95,22 @@ class MemoryTable:
 
 def compare_gpu(planned: Sequence[PlanRow], taken: Taken) -> MemoryTable:
     """Rows of the plan for one card beside what one card gave away."""
-    held = taken.held
+    held, idle = taken.held, taken.reserved - taken.allocated
+    graphs = min(taken.graphs, idle)  # they may have been full at the fullest moment
     rows = [row for row in planned if row.place == "device"]
     measured = {
         **_at_rest(rows, held),
         "weights": held.weights,
         SCRATCH: taken.allocated - held.total + held.scratch,
         CONTEXT: taken.device - taken.reserved,
+        GRAPHS: graphs,
     }
+    if held.staging:
+        measured[STAGING] = held.staging
     transient = f"{gigabytes(held.scratch)} held, the rest at the fullest moment of loading and running"
-    notes = {SCRATCH: transient, CONTEXT: "what torch's allocator did not take"}
+    notes = {SCRATCH: transient, CONTEXT: "what torch's allocator did not take", GRAPHS: "idle in their own pools"}
     found = [_row(row, measured.get(row.name), WITH_ABOVE, notes.get(row.name, "")) for row in _in_order(rows)]
-    found.append(MemoryRow(SLACK, 0, taken.reserved - taken.allocated, "reserved beyond the fullest moment"))
+    found.append(MemoryRow(SLACK, 0, idle - graphs, "reserved beyond the fullest moment"))
     return MemoryTable("memory of the card", tuple(found), _total(rows, taken.device))
 
 
@@ -155,7 +162,7 @@ def _row(row: PlanRow, measured: int | None, elsewhere: str, note: str = "") -> 
 
 def _in_order(rows: Sequence[PlanRow]) -> list[PlanRow]:
     """What is measured in the row above comes behind that row."""
-    behind = {"checkpoint staging": SCRATCH, "CUDA graphs": CONTEXT, "NCCL buffers": CONTEXT}
+    behind = {STAGING: SCRATCH, "NCCL buffers": CONTEXT}
     found = [row for row in rows if row.name not in behind]
     for row in rows:
         if row.name in behind:

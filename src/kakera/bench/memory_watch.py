@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class MemoryWatch:
             held=held,
             allocated=torch.cuda.max_memory_allocated(),
             reserved=torch.cuda.max_memory_reserved(),
+            graphs=graph_bytes(torch.cuda.memory_snapshot()),  # type: ignore[no-untyped-call]
             device=device_bytes_used() - self.before,
         )
         card, host = compare_gpu(plan.rows, taken), compare_host(plan.rows, store, anonymous())
@@ -54,17 +55,25 @@ def held_bytes(runner: TorchRunner, device: str) -> Held:
     """Bytes of the tensors on the device that the runner's objects hold, each storage once.
 
     What classes named ...Scratch hold is scratch wherever it hangs, and so is all that the runner has beside the model,
-    the cache and the states. Opaque weights, which a CPU's library packs, are not seen.
+    the cache, the states and checkpoints. Opaque weights, which a CPU's library packs, are not seen.
     """
     seen: set[int] = set()
     kv = runner.kv.bytes()
     cache = _bytes(_tensors(runner.kv), device, seen)
     states = _bytes(_tensors(runner.states), device, seen)
-    scratch = _bytes(_tensors(runner.model, scratch_only=True), device, seen)
+    scratch = _bytes(_tensors(runner.model, within="Scratch"), device, seen)
     weights = _bytes(_tensors(runner.model), device, seen)
+    _bytes(_tensors(runner.store), device, seen)  # on a CPU a row of its own
+    staging = _bytes(_tensors(runner, within="CheckpointTensors"), device, seen)
     others = _bytes(_tensors(runner), device, seen)
     windows = kv.ring + kv.sink
-    return Held(weights, states, windows, kv.pages, cache - windows - kv.pages + scratch + others)
+    return Held(weights, states, windows, kv.pages, cache - windows - kv.pages + scratch + others, staging)
+
+
+def graph_bytes(segments: Sequence[Mapping[str, Any]]) -> int:
+    """Bytes that lie idle in private pools, which torch keeps for graphs to be replayed, of a snapshot's segments."""
+    private = [segment for segment in segments if tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)]
+    return sum(segment["total_size"] - segment["allocated_size"] for segment in private)
 
 
 def anonymous() -> int:
@@ -89,9 +98,10 @@ def _bytes(tensors: Iterable[Tensor], device: str, seen: set[int]) -> int:
     return total
 
 
-def _tensors(root: Any, scratch_only: bool = False) -> Iterator[Tensor]:
-    """Tensors reachable through containers and through attributes of this package's objects."""
-    open_, visited = [(root, not scratch_only)], set()
+def _tensors(root: Any, within: str = "") -> Iterator[Tensor]:
+    """Tensors reachable through containers and through attributes of this package's objects; `within`: only those in
+    objects whose class is called so at its end."""
+    open_, visited = [(root, not within)], set()
     while open_:
         item, wanted = open_.pop()
         if isinstance(item, Tensor):
@@ -101,7 +111,7 @@ def _tensors(root: Any, scratch_only: bool = False) -> Iterator[Tensor]:
         if id(item) in visited:
             continue
         visited.add(id(item))
-        wanted = wanted or type(item).__name__.endswith("Scratch")
+        wanted = wanted or type(item).__name__.endswith(within)
         open_ += [(child, wanted) for child in _children(item)]
 
 
