@@ -187,7 +187,7 @@ def test_models_tokenize_and_detokenize(slow):
         messages=[{"role": "user", "content": "hi"}],
         chat_template_kwargs={"enable_thinking": False},
     ).json()
-    assert tuple(chat["tokens"]) == slow.engine.requests[-1].tokens
+    assert chat["tokens"] == slow.engine.requests[-1].tokens.tolist()
     assert slow.post("/tokenize", prompt="", messages=[]).status_code == 400
     assert slow.post("/tokenize", prompt="").json()["tokens"] == []
     assert slow.post("/detokenize", tokens=[999999]).json()["error"]["param"] == "tokens"

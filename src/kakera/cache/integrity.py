@@ -39,7 +39,8 @@ def _check_users(cache: PrefixCache, nodes: list[Node]) -> None:
     assert all(node.users == users[id(node)] for node in nodes), "locks without users, or users without locks"
     assert set(users) <= {id(node) for node in nodes}, "a request stands on a removed node"
     for lease in cache.leases:
-        assert lease.pages[: len(lease.path)] == [node.device for node in lease.path], "a page table points astray"
+        shared = [node.device for node in lease.path]
+        assert lease.pages[: len(shared)].tolist() == shared, "a page table points astray"
 
 
 def _check_paths(cache: PrefixCache, nodes: list[Node]) -> None:

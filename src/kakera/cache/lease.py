@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from kakera.cache.checkpoints import Checkpoint, Sink
@@ -19,14 +20,14 @@ class Lease:
     salt: bytes
     slot: int
     path: list[Node]
-    pages: list[int]
+    pages: array[int]  # packed: a step's page table is a copy of its first entries, 12 KB at 192K tokens
     restored: Checkpoint | None = None  # pinned until the restoring step is committed
     rolling: Checkpoint | None = None  # the newest one, pinned while the request runs
     reserved: list[Checkpoint] = field(default_factory=list)  # being saved by the plan in flight
     sink: Sink | None = None  # being saved by the plan in flight
 
     @property
-    def owned(self) -> list[int]:
+    def owned(self) -> array[int]:
         return self.pages[len(self.path) :]
 
     def pins(self) -> list[Checkpoint]:

@@ -16,7 +16,7 @@ from kakera.cache.lease import Lease
 from kakera.cache.match import Match, find_match
 from kakera.cache.pages import IdPool
 from kakera.cache.tree import Node, PageTree
-from kakera.schedule.request import Flushed
+from kakera.schedule.request import Flushed, packed
 from kakera.schedule.step import (
     PAGE,
     Action,
@@ -87,7 +87,7 @@ class PrefixCache:
         self._free_device(needed)
         self._promote(asleep)
         owned = [self.device.take() for _ in range(pages - len(held))]
-        table = [node.device for node in held if node.device is not None] + owned
+        table = packed([node.device for node in held if node.device is not None] + owned)
         lease = Lease(match.salt, slot, list(held), table, restored=match.checkpoint)
         self.leases.add(lease)
         self._prepare(lease, match.position)

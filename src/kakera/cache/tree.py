@@ -10,11 +10,11 @@ their ancestors are on the device. So eviction takes device leaves, the coldest 
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from kakera.cache.checkpoints import Checkpoint, Sink
+from kakera.schedule.request import packed
 from kakera.schedule.step import PAGE
 
 _REMEMBERED = 65_536  # removed nodes remembered to tell "evicted" from "never seen"
@@ -22,9 +22,9 @@ _REMEMBERED = 65_536  # removed nodes remembered to tell "evicted" from "never s
 
 def page_keys(tokens: Sequence[int], first_page: int = 0) -> list[bytes]:
     """Keys of the complete pages of `tokens` from page `first_page` on. Token ids must fit 32 bits."""
-    packed = array("i", tokens[first_page * PAGE : len(tokens) // PAGE * PAGE]).tobytes()
-    width = PAGE * array("i").itemsize
-    return [packed[i : i + width] for i in range(0, len(packed), width)]
+    whole = packed(tokens[first_page * PAGE : len(tokens) // PAGE * PAGE])
+    data, width = whole.tobytes(), PAGE * whole.itemsize
+    return [data[i : i + width] for i in range(0, len(data), width)]
 
 
 class Node:

@@ -7,6 +7,7 @@ the rendering; whatever spelling is found without the mask was written by the te
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kakera.chat.messages import normalise
 from kakera.errors import CheckpointError, RequestRefused
-from kakera.schedule.request import Boundary
+from kakera.schedule.request import Boundary, packed
 from kakera.text.tokenizer import AddedToken, Tokenizer
 
 MASKS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: no text means them
@@ -29,7 +30,7 @@ MASKS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: no text means 
 class Prompt:
     """`opens_thinking`: the prompt ends inside `<think>`, so the answer begins with reasoning."""
 
-    tokens: tuple[int, ...]
+    tokens: array[int]  # packed
     boundaries: tuple[Boundary, ...]
     opens_thinking: bool
 
@@ -84,7 +85,7 @@ class ChatTemplate:
         boundaries = [Boundary(end, "message") for end in ends if end < len(tokens)]
         if boundaries and (tools or messages[0]["role"] == "system"):
             boundaries[0] = Boundary(boundaries[0].position, "system")
-        return Prompt(tuple(tokens), (*boundaries, Boundary(len(tokens), "prompt")), self._opens_thinking(text))
+        return Prompt(tokens, (*boundaries, Boundary(len(tokens), "prompt")), self._opens_thinking(text))
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, variables: dict[str, Any]) -> str:
         known = {"messages": messages, "tools": tools or None, "add_generation_prompt": True}
@@ -113,9 +114,9 @@ class ChatTemplate:
             return [self._masked(item, mask, control_only) for item in value]
         return value
 
-    def _tokenise(self, text: str, mask: str) -> tuple[list[int], list[int]]:
+    def _tokenise(self, text: str, mask: str) -> tuple[array[int], list[int]]:
         """Token ids, and the positions after each end-of-turn token and the white space that belongs to it."""
-        tokens: list[int] = []
+        tokens = packed(())
         ends: list[int] = []
         turn_ended = False
         for piece in self._tokenizer.split(text):
@@ -136,11 +137,19 @@ class ChatTemplate:
 
 
 def _unused_mask(*values: Any) -> str:
-    text = json.dumps(values, ensure_ascii=False)
-    mask = next((m for m in MASKS if m not in text), None)
+    mask = next((m for m in MASKS if not _contains(values, m)), None)
     if mask is None:
         raise RequestRefused("the messages use all of U+FDD0..U+FDEF, which are not characters", param="messages")
     return mask
+
+
+def _contains(value: Any, mask: str) -> bool:
+    """Whether any text in it, keys included, has the character."""
+    if isinstance(value, str):
+        return mask in value
+    if isinstance(value, dict):
+        return any(_contains(key, mask) or _contains(item, mask) for key, item in value.items())
+    return isinstance(value, list | tuple) and any(_contains(item, mask) for item in value)
 
 
 def _environment() -> jinja2.Environment:

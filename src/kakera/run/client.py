@@ -130,7 +130,7 @@ class EngineClient:
         self._streams[request.id] = queue
         ended = False
         try:
-            await self._socket.send(encode(Submit(request)))
+            await self._socket.send(encode(Submit.of(request)))
             while True:
                 item = await queue.get()
                 if isinstance(item, Exception):

@@ -83,12 +83,12 @@ def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
         except zmq.Again:
             return
         match message:
-            case Submit(request):
+            case Submit() as submit:
                 try:
-                    engine.submit(request)
-                    socket.send(encode(Accepted(request.id)))
+                    engine.submit(submit.request)
+                    socket.send(encode(Accepted(submit.head.id)))
                 except RequestRefused as r:
-                    socket.send(encode(Refused(request.id, str(r), r.status, r.code, r.param)))
+                    socket.send(encode(Refused(submit.head.id, str(r), r.status, r.code, r.param)))
             case Abort(request_id):
                 engine.abort(request_id)
             case Flush():

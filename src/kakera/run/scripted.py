@@ -149,7 +149,7 @@ class ScriptedRunner:
         if row.request_id.startswith(PROBE):
             return Stream(())
         if row.request_id not in self._chosen:
-            text = self._tokenizer.decode(row.context[: row.prompt_tokens])
+            text = self._tokenizer.decode(row.context[: row.prompt_tokens]) if self._matching else ""
             found = next((s for s in self._matching if s.match is not None and s.match in text), None)
             self._chosen[row.request_id] = found or next(self._turns)
             if len(self._chosen) > REMEMBERED_REQUESTS:

@@ -103,7 +103,7 @@ class Scheduler:
             slot=lease.slot,
             tokens=tuple(sequence.tokens[sequence.computed : end]),
             start=sequence.computed,
-            pages=tuple(lease.pages[: (end + PAGE - 1) // PAGE]),
+            pages=lease.pages[: (end + PAGE - 1) // PAGE],
             sampling=sampling,
             context=sequence.tokens,
             prompt_tokens=sequence.prompt_tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from kakera.cache.checkpoints import Kind
@@ -9,7 +10,7 @@ from kakera.cache.lease import Lease
 from kakera.cache.match import Match
 from kakera.cache.tree import page_keys
 from kakera.schedule.loops import LoopGuard
-from kakera.schedule.request import Active, FinishReason, Request, TokenLogprob, Usage
+from kakera.schedule.request import Active, FinishReason, Request, TokenLogprob, Usage, packed
 from kakera.schedule.step import PAGE, Row, RowResult
 
 
@@ -24,7 +25,7 @@ class Sequence:
     request: Request
     arrival: int
     submitted_at: float
-    tokens: list[int] = field(default_factory=list)
+    tokens: array[int] = field(init=False)
     keys: list[bytes] = field(default_factory=list)
     target: int = 0
     computed: int = 0
@@ -42,7 +43,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.loops = LoopGuard() if self.request.sampling.loop_guard else None
-        self.tokens = list(self.request.tokens)
+        self.tokens = packed(self.request.tokens)
         self.keys = page_keys(self.tokens)
 
     @property
@@ -110,7 +111,7 @@ class Sequence:
                 break
         if result.complete and reason is None:
             reason = "stop"
-        taken = self.tokens[known:]
+        taken = self.tokens[known:].tolist()
         self.computed = row.start + (len(taken) if decoding else len(row.tokens))
         self.keys += page_keys(self.tokens, len(self.keys))
         if self.computed == self.target == self.prompt_tokens and self.request.sampling.max_tokens == 0:

@@ -84,14 +84,15 @@ class Row:
     A decode row usually has one token; with speculation it has several. A prefill segment starts on a multiple of
     PAGE and ends on one, the prompt's tail excepted. `saves` lie in (start, start + len(tokens)]. `context` is the
     request's whole token list so far, this row's tokens included (read only; for penalties); `prompt_tokens` of it
-    are the prompt. A row with `sample` yields the next token.
+    are the prompt. A row with `sample` yields the next token. `pages` and `context` are arrays of 32-bit integers:
+    numpy and torch can take their buffers as they are, but only for a moment, since `context` grows in place.
     """
 
     request_id: str
     slot: int
     tokens: tuple[int, ...]
     start: int
-    pages: tuple[int, ...]
+    pages: Sequence[int]
     sampling: Sampling
     context: Sequence[int]
     prompt_tokens: int

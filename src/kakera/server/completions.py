@@ -11,7 +11,7 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from kakera.schedule.request import Constraint, Usage
+from kakera.schedule.request import Constraint, Usage, packed
 from kakera.server.answers import TextLogprobs, usage_object
 from kakera.server.answers_chat import CompletionAnswer
 from kakera.server.body import JsonRoute
@@ -74,7 +74,7 @@ def completion_job(body: CompletionBody, tokens: list[int], service: Service, co
         prompt_logprobs=prompt_logprobs,
         constraint=constraint,
     )
-    return Job(new_id("cmpl"), tuple(tokens), sampling, choices=body.n or 1, stops=body.stops)
+    return Job(new_id("cmpl"), packed(tokens), sampling, choices=body.n or 1, stops=body.stops)
 
 
 class CompletionReply:

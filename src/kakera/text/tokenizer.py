@@ -19,6 +19,7 @@ from typing import Any
 from tokenizers import Tokenizer as BpeTokenizer
 
 from kakera.errors import CheckpointError
+from kakera.schedule.request import packed
 from kakera.text.unicode import well_formed
 
 CACHE_TOKENS = 2_000_000  # 4 bytes each: ten conversations of 200K tokens in 8 MB, their text apart
@@ -115,7 +116,7 @@ class Tokenizer:
         """Ids of a text without added tokens, remembered: the next turn of a conversation sends the same text again."""
         ids = self._cache.get(text)
         if ids is None:
-            ids = array("I", self._bpe.encode_batch_fast([well_formed(text)], add_special_tokens=False)[0].ids)
+            ids = packed(self._bpe.encode_batch_fast([well_formed(text)], add_special_tokens=False)[0].ids)
             self._cache.put(text, ids)
         return ids
 
