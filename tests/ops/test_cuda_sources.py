@@ -30,6 +30,11 @@ KERNELS = [  # name, defines, bytes a thread may spill
     ("kv_write", ("DIM=256", "ROTARY=64", "GROUP=256", "BF16"), 0),
     ("kv_write", ("DIM=128", "ROTARY=128", "GROUP=32"), 0),
     ("kv_write", ("DIM=256", "ROTARY=64", "GROUP=0"), 0),
+    ("gdn_step", ("GROUP=3", "BF16"), 80),  # 64 registers for two blocks on an SM; what is spilled is used once
+    ("gdn_step", ("GROUP=1", "STATE16"), 80),
+    ("add_norm", ("VECTORS=3", "BF16"), 0),
+    ("add_norm", ("VECTORS=4",), 0),
+    ("swiglu", ("BF16",), 0),
 ]
 
 

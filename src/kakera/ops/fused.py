@@ -58,7 +58,7 @@ def add_rms_norm_reference(x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps:
 def swiglu(gate_up_T2I: Tensor) -> Tensor:
     """silu(gate) up, from the two halves of the last dimension, in the input's dtype."""
     rows, channels = gate_up_T2I.shape[0], gate_up_T2I.shape[1] // 2
-    if not _has_kernel(gate_up_T2I, channels) or gate_up_T2I.stride() != (gate_up_T2I.stride(0) // EIGHT * EIGHT, 1):
+    if not _has_kernel(gate_up_T2I, channels) or not _aligned(gate_up_T2I):
         return activation.swiglu(gate_up_T2I)
     y_TI = gate_up_T2I.new_empty(rows, channels)
     launch = _Swiglu(gate_up=gate_up_T2I.data_ptr(), y=y_TI.data_ptr())
@@ -70,6 +70,11 @@ def swiglu(gate_up_T2I: Tensor) -> Tensor:
 
 def _has_kernel(x_TI: Tensor, channels: int) -> bool:
     return x_TI.device.type == "cuda" and x_TI.dtype in HALVES and channels % EIGHT == 0 and 0 < len(x_TI) < 65536
+
+
+def _aligned(x_TI: Tensor) -> bool:
+    """Rows begin where eight channels can be loaded at once."""
+    return x_TI.stride(1) == 1 and x_TI.stride(0) % EIGHT == 0 and x_TI.data_ptr() % (2 * EIGHT) == 0
 
 
 def _dtype(x: Tensor) -> tuple[str, ...]:
