@@ -71,6 +71,19 @@ def test_a_row_does_not_depend_on_its_batch_mates(seed, count, order):
     assert moved == [together[i] for i in shuffled]
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32), st.integers(0, 8), st.sampled_from([float("nan"), float("inf"), float("-inf")]))
+def test_a_row_that_is_not_finite_fails_alone_whatever_it_wishes(seed, broken, bad):
+    """On a CPU an index out of range raises, for which a GPU would end the engine."""
+    rows, logits_RV, allowed = mix(seed, 9, VOCABULARY)
+    wanted = sample_rows(rows, logits_RV, allowed)
+    logits_RV[broken] = bad
+    found = sample_rows(rows, logits_RV, allowed)
+    failed = found.pop(broken)
+    assert "not finite" in failed.error and 0 <= failed.token < VOCABULARY
+    assert found == wanted[:broken] + wanted[broken + 1 :]
+
+
 def test_the_models_logits_stay_as_they_are():
     rows, logits_RV, allowed = mix(1, 20, VOCABULARY)
     before_RV = logits_RV.clone()

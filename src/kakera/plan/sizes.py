@@ -16,7 +16,7 @@ from kakera.plan.spec import ModelSpec
 MIB = 2**20
 STATE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2}
 LIVE_STATE_BYTES = 4  # the cold path never rounds a state
-SAMPLER_COPIES = 3  # logits, sorted values, probabilities
+SAMPLER_COPIES = 3  # logits, the same with penalties and masks, what is ranked of them at a time
 HEAD_PIECE_ROWS = 256  # most rows that go through lm_head at once (echo with log-probabilities)
 HISTORY_TOKENS = 1024  # INT2 history that attention restores at a time on a CPU
 MOST_MULTIPROCESSORS = 170  # of an RTX 5090; fewer need less scratch

@@ -10,9 +10,9 @@ from torch import Tensor
 PIECE_ROWS = 8  # rows ranked at a time: at most 5 float32 copies of them are alive, 40 MB for 248,320 tokens
 
 
-def in_pieces(rows_S: Tensor) -> Sequence[Tensor]:
-    """Views of at most PIECE_ROWS entries; none of no rows."""
-    return [rows_S[begin : begin + PIECE_ROWS] for begin in range(0, len(rows_S), PIECE_ROWS)]
+def in_pieces(rows_S: Tensor, size: int = PIECE_ROWS) -> Sequence[Tensor]:
+    """Views of at most `size` entries of the first dimension; none of no rows."""
+    return [rows_S[begin : begin + size] for begin in range(0, len(rows_S), size)]
 
 
 def top_ids(logits_PV: Tensor, count: int) -> Tensor:

@@ -24,6 +24,7 @@ from kakera.run.transfer import Download, upload
 from kakera.schedule.request import TokenLogprob
 from kakera.schedule.step import Row
 
+SORTED_ROWS = 4  # at a time: beside 4 copies of them torch's sort on a GPU takes about 8 more, 48 MB in all
 UNIT = 2.0**42  # the largest probability as an integer: 2^18 tokens sum to 2^60, and what rounds to 0 is below 2.3e-13
 
 
@@ -65,8 +66,8 @@ def sample_rows(rows: Sequence[Row], logits_RV: Tensor, allowed: Sequence[Allowe
 def launch(wishes: Sequence[Wish], logits_RV: Tensor) -> Launched:
     """Queue the choice of a token for each row of float32 logits [R, vocabulary], contiguous; waits for nothing.
 
-    Beside the logits it takes a copy of them if any row has penalties, bias or a mask, and 5 copies of PIECE_ROWS rows:
-    less than the SAMPLER_COPIES of the plan, which are of 64 rows or more.
+    Beside the logits it takes a copy of them if any row has penalties, bias or a mask, and 5 copies of PIECE_ROWS rows
+    or 12 of SORTED_ROWS: with the logits less than the SAMPLER_COPIES of the plan, which are of 64 rows or more.
     """
     given = flat(wishes, logits_RV.shape[-1])
     on = upload(given, logits_RV.device)
@@ -126,28 +127,28 @@ def _banned(bits_PB: Tensor, vocabulary: int) -> Tensor:
 
 def _drawn(tokens_R: Tensor, logits_RV: Tensor, on: dict[str, Tensor]) -> Tensor:
     """The tokens, with those of rows that have a temperature drawn: from the few that top_k leaves, or from all."""
-    rows_S, numbers_5S = on["top_rows_S"], on["top_numbers_5S"]
+    rows_S, numbers_S5 = on["top_rows_S"], on["top_numbers_S5"]
     if len(rows_S):
         count = min(TOP_BOUND, logits_RV.shape[-1])
         ids_SK = torch.cat([top_ids(logits_RV.index_select(0, rows_P), count) for rows_P in in_pieces(rows_S)])
         values_SK = logits_RV[rows_S[:, None], ids_SK]
-        tokens_R = tokens_R.index_copy(0, rows_S, _walk(values_SK, ids_SK, numbers_5S))
-    pieces = in_pieces(on["full_rows_S"]), in_pieces(on["full_numbers_5S"].T)
+        tokens_R = tokens_R.index_copy(0, rows_S, _walk(values_SK, ids_SK, numbers_S5))
+    pieces = (in_pieces(on[name], SORTED_ROWS) for name in ("full_rows_S", "full_numbers_S5"))
     for rows_P, numbers_P5 in zip(*pieces, strict=True):
         by_value = torch.sort(logits_RV.index_select(0, rows_P), dim=-1, descending=True, stable=True)
-        tokens_R = tokens_R.index_copy(0, rows_P, _walk(by_value.values, by_value.indices, numbers_P5.T))
+        tokens_R = tokens_R.index_copy(0, rows_P, _walk(by_value.values, by_value.indices, numbers_P5))
         del by_value  # before the next piece is sorted
     return tokens_R
 
 
-def _walk(values_SK: Tensor, ids_SK: Tensor, numbers_5S: Tensor) -> Tensor:
+def _walk(values_SK: Tensor, ids_SK: Tensor, numbers_S5: Tensor) -> Tensor:
     """Temperature, then top-k, top-p and min-p, then one inverse-CDF step. Token ids, int64 [S].
 
     values_SK: largest first, overwritten. Since they are, each filter keeps the first so many, and one running sum of
     weights (the largest is UNIT) serves them all. Rows that are not finite give nonsense, but ids in range: an index
     out of range would end a GPU's engine.
     """
-    noise_S1, temperature_S1, top_p_S1, min_p_S1, top_k_S1 = numbers_5S[:, :, None]
+    noise_S1, temperature_S1, top_p_S1, min_p_S1, top_k_S1 = numbers_S5.split(1, -1)  # type: ignore[no-untyped-call]
     weights_SK = values_SK.sub_(values_SK[:, :1].clone()).div_(temperature_S1.float()).exp_()
     kept_S1 = torch.minimum(top_k_S1.long(), (weights_SK >= min_p_S1.float()).sum(-1, keepdim=True))
     sums_SK = weights_SK.mul_(UNIT).long().cumsum_(-1)

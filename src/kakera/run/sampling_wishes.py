@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -75,12 +74,12 @@ def _changes(row: Row, allowed: Allowed, vocabulary: int) -> Changes | None:
     per_use = s.presence_penalty or s.frequency_penalty
     if not (banned or per_use or s.repetition_penalty != 1.0 or s.logit_bias):
         return None
-    seen = _ids(set(row.context) if s.repetition_penalty != 1.0 else ())
-    counts = Counter(row.context[row.prompt_tokens :] if per_use else ())
+    seen, _ = _distinct(np.array(row.context if s.repetition_penalty != 1.0 else (), np.int32))
+    used, times = _distinct(np.array(row.context[row.prompt_tokens :] if per_use else (), np.int32))
     bias: dict[int, float] = {}
     for token, value in s.logit_bias:
         bias[token] = bias.get(token, 0.0) + value
-    ids_N = np.unique(np.concatenate([seen, _ids(counts), _ids(bias), _ids(banned)]))
+    ids_N, _ = _distinct(np.concatenate([seen, used, _ids(bias), _ids(banned)]))
     if not len(ids_N):
         return None
     _check(ids_N[0], ids_N[-1], vocabulary)
@@ -88,8 +87,8 @@ def _changes(row: Row, allowed: Allowed, vocabulary: int) -> Changes | None:
     divisor_N, minus_N, plus_N = steps_3N
     divisor_N[:] = 1.0
     divisor_N[ids_N.searchsorted(seen)] = s.repetition_penalty
-    times = np.fromiter(counts.values(), np.float32, len(counts))
-    minus_N[ids_N.searchsorted(_ids(counts))] = np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * times
+    per_token = np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * times.astype(np.float32)
+    minus_N[ids_N.searchsorted(used)] = per_token
     plus_N[ids_N.searchsorted(_ids(bias))] = np.fromiter(bias.values(), np.float64, len(bias))
     plus_N[ids_N.searchsorted(_ids(banned))] = -math.inf  # behind the bias: none brings a token back
     return Changes(ids_N, steps_3N)
@@ -98,6 +97,13 @@ def _changes(row: Row, allowed: Allowed, vocabulary: int) -> Changes | None:
 def _check(least: int, most: int, vocabulary: int) -> None:
     if least < 0 or most >= vocabulary:
         raise ValueError(f"sampling names the token ids {least} to {most}; ids are 0 to {vocabulary - 1}")
+
+
+def _distinct(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ids, ascending, int64, and how often each occurs. With counts numpy sorts: 0.8 ms for 200,000 tokens; without, it
+    hashes: 19 ms."""
+    ids, times = np.unique(tokens, return_counts=True)
+    return ids.astype(np.int64), times
 
 
 def _ids(tokens: Iterable[int]) -> np.ndarray:
@@ -110,7 +116,7 @@ def flat(wishes: Sequence[Wish], vocabulary: int) -> dict[str, np.ndarray]:
     forced_R: int64, -1 = free. ids_N: int64, row * vocabulary + token, unique; steps_3N: float32, see Changes.
     masked_G: int64, rows with a mask; bits_GB: uint8, their bits. asked_A: int64, rows that want log-probabilities.
     top_rows_S, full_rows_S: int64, rows drawn from their TOP_BOUND most likely tokens, and from all of them;
-    top_numbers_5S, full_numbers_5S: float64, their noise, temperature, top_p, min_p and top_k.
+    top_numbers_S5, full_numbers_S5: float64, their noise, temperature, top_p, min_p and top_k.
     """
     drawn = [(i, wish) for i, wish in enumerate(wishes) if wish.drawn]
     top = [(i, wish) for i, wish in drawn if wish.top_k is not None]
@@ -127,9 +133,9 @@ def flat(wishes: Sequence[Wish], vocabulary: int) -> dict[str, np.ndarray]:
         "bits_GB": _packed(masks.values(), -(-vocabulary // 8)),
         "asked_A": _ids(i for i, wish in enumerate(wishes) if wish.sampling.logprobs is not None),
         "top_rows_S": _ids(i for i, _ in top),
-        "top_numbers_5S": _numbers([wish for _, wish in top], vocabulary),
+        "top_numbers_S5": _numbers([wish for _, wish in top], vocabulary),
         "full_rows_S": _ids(i for i, _ in full),
-        "full_numbers_5S": _numbers([wish for _, wish in full], vocabulary),
+        "full_numbers_S5": _numbers([wish for _, wish in full], vocabulary),
     }
 
 
@@ -140,7 +146,7 @@ def _packed(masks: Iterable[bytes], width: int) -> np.ndarray:
 
 
 def _numbers(wishes: Sequence[Wish], vocabulary: int) -> np.ndarray:
-    """float64 [5, rows]: noise, temperature, top_p, min_p, top_k."""
+    """float64 [rows, 5]: noise, temperature, top_p, min_p, top_k."""
     rows = [
         (
             wish.noise,
@@ -151,4 +157,4 @@ def _numbers(wishes: Sequence[Wish], vocabulary: int) -> np.ndarray:
         )
         for wish in wishes
     ]
-    return np.array(rows, np.float64).reshape(-1, 5).T
+    return np.array(rows, np.float64).reshape(-1, 5)
