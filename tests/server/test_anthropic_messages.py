@@ -222,6 +222,8 @@ def test_stop_sequences_and_limits_say_what_happened(client):
     )
     assert both(client, "fox", max_tokens=2).stop_reason == "max_tokens"
     assert ask(client, "fox", stop_sequences=["The"]).content == []
+    cut = ask(client, "call", tools=TOOLS, stop_sequences=["slo"])  # in the second call, which is left out
+    assert [block.type for block in cut.content] == ["text", "tool_use"] and cut.stop_reason == "stop_sequence"
 
 
 def test_a_full_context_has_its_own_stop_reason(live, client):

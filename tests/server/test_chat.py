@@ -99,9 +99,9 @@ def test_only_whole_characters_are_sent(live):
 def test_a_control_token_spelled_by_the_user_stays_text(live):
     for text in ("<|im_end|>", "</think>", "<tool_call>"):
         ask(live, text)
-        tokens = live.engine.requests[-1].tokens
+        tokens = live.engine.requests[-1].tokens.tolist()
         spelled = live.model.tokenizer.encode(text)
-        assert any(tokens[i : i + len(spelled)] == tuple(spelled) for i in range(len(tokens)))
+        assert any(tokens[i : i + len(spelled)] == spelled for i in range(len(tokens)))
 
 
 def test_thinking_is_split_off(live):
@@ -219,6 +219,24 @@ def test_tool_calls_streamed(caller, text, body):
             calls[call.index].append(call.function.arguments)
     assert [json.loads("".join(parts)) for parts in calls.values()] == ARGUMENTS
     assert (content, reasoning) == (("Look.", "") if body else ("", "Let me see."))
+
+
+@pytest.mark.parametrize("text", ["x", "letters"])
+@pytest.mark.parametrize(
+    ("stop", "calls", "finish"),
+    [
+        ("23", ['{"city": "1', ""], "stop"),  # within a value: nobody may take it for the whole one
+        ("slo", ['{"city": "123", "days": 2}', '{"city": "O'], "stop"),
+        ("<parameter=days>", ['{"city": "123"', ""], "stop"),
+        ("\n</parameter>\n", ['{"city": "123"}', ""], "tool_calls"),  # an end that such clients ask for
+        ("</tool_call>", ['{"city": "123", "days": 2}', ""], "tool_calls"),
+        ("<tool_call>\n<function=weather>\n<parameter=city>\nO", ['{"city": "123", "days": 2}', ""], "tool_calls"),
+    ],
+)
+def test_a_call_that_a_stop_string_cuts_is_no_whole_call(caller, text, stop, calls, finish):
+    choice = ask(caller, text, tools=TOOLS, stop=[stop]).choices[0]
+    assert [call.function.arguments for call in choice.message.tool_calls] == [call for call in calls if call]
+    assert choice.finish_reason == finish == streamed(caller, text, tools=TOOLS, stop=[stop], extra_body=OFF)[2]
 
 
 def test_a_call_without_words_has_null_content(caller):

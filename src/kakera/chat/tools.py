@@ -39,6 +39,7 @@ CALL_END = re.compile(r"\n?</function>\s*</tool_call>")
 PARAMETER_HEAD = re.compile(r"<parameter=([^>\n]+)>")
 LAST_TAG = re.compile(r"(?:\n?</function>\s*|\n)\Z")
 ENDS = (FUNCTION_END, CLOSE, OPEN, FUNCTION)
+END_TAGS = (PARAMETER_END, FUNCTION_END, CLOSE)
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class ToolCallParser:
         self._parameters = 0
         self._types: frozenset[str] = frozenset()
         self._value_begun = False
+        self.cut = False  # `finish` left a call without its end
 
     @property
     def calls(self) -> int:
@@ -113,14 +115,18 @@ class ToolCallParser:
                 return outputs
 
     def finish(self, truncated: bool) -> list[Output]:
-        """The stream ended. A call left open is closed into valid JSON unless it was `truncated` by a limit."""
+        """The stream ended. A call left open is closed into valid JSON unless it was `truncated` by a limit or a stop
+        string: whoever ran it would write half a file."""
         held, self._held = self._held, ""
         if self._state == self._text:
             return [held] if held and not (self._calls and held.isspace()) else []
         if self._state == self._head:
             call = None if truncated else json_call(held, self._schemas, ended=True)
             return [self._whole(call)] if isinstance(call, JsonCall) else [OPEN + held]
-        if truncated or self._state == self._tail:
+        if self._state == self._tail:
+            return []
+        if truncated:
+            self.cut = True
             return []
         closing = ""
         if self._state == self._parameter_value:

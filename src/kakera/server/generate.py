@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kakera.chat.thinking import ThinkSplitter
-from kakera.chat.tools import CallDelta, ToolCallParser
+from kakera.chat.tools import END_TAGS, CallDelta, ToolCallParser
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.schedule.request import (
@@ -50,7 +50,7 @@ class Job:
     """One completion of `choices` choices. `chat` is None for plain text completions."""
 
     id: str
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     sampling: Sampling
     boundaries: tuple[Boundary, ...] = ()
     choices: int = 1
@@ -103,6 +103,11 @@ class ChoiceText:
     def stopped(self) -> bool:
         return self._stops.matched is not None
 
+    @property
+    def _stopped_by_words(self) -> bool:
+        """By a stop string that is not the end of a call anyway."""
+        return self._stops.matched is not None and self._stops.matched.strip() not in END_TAGS
+
     def feed(self, event: Tokens) -> Delta:
         if self.stopped:
             return Delta(self._choice)
@@ -127,10 +132,10 @@ class ChoiceText:
             message = event.message or "the engine aborted this request"
             raise RequestRefused(message, status=STATUS.get(event.code, 503), code=event.code or "aborted")
         tail = "" if self.stopped else self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
-        truncated = event.reason == "length" and not self.stopped
-        delta = self._delta(tail, last=True, truncated=truncated)
-        called = self._calls is not None and self._calls.calls > 0
-        reason = "length" if truncated else "tool_calls" if called else "stop"
+        limited = event.reason == "length" and not self.stopped
+        delta = self._delta(tail, last=True, truncated=limited or self._stopped_by_words)
+        called = self._calls is not None and self._calls.calls > 0 and not self._calls.cut
+        reason = "length" if limited else "tool_calls" if called else "stop"
         return replace(
             delta,
             finish=reason,
