@@ -107,6 +107,7 @@ def test_a_site_that_was_allowed_needs_no_key_where_there_is_none(serve):
 def test_each_of_several_keys_is_taken_in_both_headers_and_nothing_near_them(keyed):
     for key in ("new", "old"):
         assert ask(keyed, Authorization=f"Bearer {key}").status_code == 200
+        assert ask(keyed, Authorization=f"bearer  {key}").status_code == 200  # a scheme has no case
         assert ask(keyed, **{"x-api-key": key}).status_code == 200
     assert ask(keyed).status_code == ask(keyed, **{"x-api-key": ""}).status_code == 401
     for key in ("ne", "neww", "newold", "new,old", "NEW"):
@@ -114,6 +115,15 @@ def test_each_of_several_keys_is_taken_in_both_headers_and_nothing_near_them(key
         assert ask(keyed, **{"x-api-key": key}).status_code == 401
     with openai.OpenAI(base_url=keyed.url + "/v1", api_key="old", max_retries=0) as client:
         assert client.models.list().data
+
+
+def test_head_is_get_without_a_body(keyed, live):
+    for path in ("/", "/health", "/metrics", "/v1/models", "/v1/chat/completions", "/nowhere"):
+        head, get = live.http.head(path), live.http.get(path)
+        assert (head.status_code, head.headers["content-type"]) == (get.status_code, get.headers["content-type"])
+        assert head.content == b""
+    assert keyed.http.head("/v1/models").status_code == 401
+    assert live.http.head("/health", headers={"Host": "rebound.example"}).status_code == 421
 
 
 def test_with_keys_the_routes_are_described_to_nobody(keyed, live):

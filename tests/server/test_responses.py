@@ -258,6 +258,11 @@ def test_a_developer_message_on_the_way_keeps_its_place(live):
             )
             for text in UNREADABLE
         ),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": 5}]},
+            "input[0].namespace",
+        ),
+        ({"tool_choice": {"type": "function", "name": "f", "namespace": ["n"]}}, "tool_choice.namespace"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"temperature": 3}, "temperature"),
         ({"top_p": 0}, "top_p"),

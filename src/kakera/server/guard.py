@@ -22,6 +22,8 @@ class Guard:
         self._keys = [key.encode() for key in access.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the answer of a GET; uvicorn leaves its body out
         if scope["type"] == "http" and (refusal := self._refusal(scope, dict(scope["headers"]))):
             status, code, text = refusal
             await self._refusals.answer(scope, status, error_body(text, status, code))(scope, receive, send)
@@ -52,6 +54,7 @@ class Guard:
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """A bearer token or x-api-key, compared in constant time."""
-        bearer = headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        bearer = token.strip() if scheme.lower() == b"bearer" else b""
         sent = (bearer, headers.get(b"x-api-key", b""))
         return any(hmac.compare_digest(given, key) for given in sent for key in self._keys)
