@@ -83,6 +83,11 @@ class KVCache:
             if can_attend(spec, fmt, self._rotation):
                 self._kernels = GpuAttention(spec, fmt, self._pool, self._recent, self._centres_L2KD, slots, chunk)
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels take 16-bit projections, which a CUDA graph can capture."""
+        return self._kernels is not None
+
     def attend_heads(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor:
         """QK-norm and RoPE, then `attend`, then the output gate: [T, heads * D] in the projection's dtype."""
         if self._kernels is not None and self._kernels.takes(heads):

@@ -17,10 +17,15 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.ops.gdn_step import can_step
+from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
+from kakera.plan.spec import ModelSpec
 from kakera.run.engine import LocalEngine
+from kakera.run.graphs import DecodeGraphs
 from kakera.run.runner import TorchRunner
 from kakera.run.store import STATE_DTYPES, CheckpointShape
+from kakera.run.warmup import warm_up
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 from kakera.text.tokenizer import Tokenizer
@@ -54,7 +59,20 @@ def build_engine(
     compiler = Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos)
     if grammars:
         compiler.prepare()
-    return LocalEngine(scheduler_for(plan), TorchRunner(model, kv, states, shape, Outputs(compiler)))
+    graphs = None
+    if has_graphs(plan.spec, kv, dtype, device):
+        graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
+    runner = TorchRunner(model, kv, states, shape, Outputs(compiler), graphs)
+    if device.type == "cuda":
+        warm_up(runner, plan)
+    return LocalEngine(scheduler_for(plan), runner)
+
+
+def has_graphs(spec: ModelSpec, kv: KVCache, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether all of a decode step is kernels, which can be captured: the plain path asks the host here and there."""
+    if device.type != "cuda" or not kv.has_kernels or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return spec.gdn is None or can_step(spec.gdn, dtype)
 
 
 def scheduler_for(plan: Plan) -> Scheduler:

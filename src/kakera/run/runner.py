@@ -16,6 +16,7 @@ from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.run.graphs import DecodeGraphs
 from kakera.run.logprobs import logprobs_of
 from kakera.run.sampler import Sampled, collect, launch
 from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
@@ -48,12 +49,21 @@ class _Staged:
 
 
 class TorchRunner:
-    def __init__(self, model: HybridModel, kv: KVCache, states: StatePool, shape: CheckpointShape, outputs: Outputs):
+    def __init__(
+        self,
+        model: HybridModel,
+        kv: KVCache,
+        states: StatePool,
+        shape: CheckpointShape,
+        outputs: Outputs,
+        graphs: DecodeGraphs | None = None,
+    ):
         self.model = model
         self.kv = kv
         self.states = states
         self.shape = shape
         self.outputs = outputs
+        self.graphs = graphs
         self.store = HostStore()
 
     @torch.inference_mode()
@@ -79,6 +89,8 @@ class TorchRunner:
         return StepResult(plan.step, results, time.perf_counter() - began)
 
     def _forward(self, plan: StepPlan) -> tuple[RowResult, ...]:
+        if self.graphs is not None and self.graphs.takes(plan):
+            return self._replay(self.graphs, plan.decode)
         batch, staged = self._batch(plan)
         hidden_TH = self.model.hidden(batch, self.kv, self.states)
         sampling = [row for row in plan.rows if row.sample]
@@ -94,6 +106,20 @@ class TorchRunner:
             else RowResult(row.request_id, error="the model produced values that are not finite")
             for row, span, sound in rows
         )
+
+    def _replay(self, graphs: DecodeGraphs, rows: Sequence[Row]) -> tuple[RowResult, ...]:
+        """A step of decode rows alone. Hidden states that are not finite show in the logits, which sampling checks."""
+        hidden_RH, logits_RV = graphs.replay(rows)
+        for row, hidden_H in zip(rows, hidden_RH, strict=True):
+            for save in row.saves:
+                checkpoint = self.shape.empty(save.position)
+                self.states.save(row.slot, checkpoint)
+                self.kv.save_window(row.slot, checkpoint)
+                if checkpoint.hidden_H is not None:
+                    checkpoint.hidden_H.copy_(hidden_H)
+                self.store.keep_checkpoint(save.checkpoint, checkpoint)
+        chosen = self._sample(list(rows), logits_RV)
+        return tuple(chosen[row.request_id] for row in rows)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
         device = self.shape.device
@@ -177,6 +203,8 @@ class TorchRunner:
         return tuple(found)
 
     def _apply(self, action: Action) -> None:
+        if self.graphs is not None and isinstance(action, ResetSlot | RestoreCheckpoint):
+            self.graphs.forget(action.slot)
         match action:
             case ResetSlot(slot):
                 self.states.reset(slot)

@@ -1,0 +1,51 @@
+"""What a GPU engine does before its first request: every kernel is compiled and loaded, the largest step is run once.
+
+So the first request is as fast as the next, and memory that a step takes beside our tensors has been taken by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kakera.errors import KakeraError
+from kakera.plan.plan import Plan
+from kakera.run.graphs import MOST_ROWS
+from kakera.run.runner import TorchRunner
+from kakera.schedule.request import Sampling
+from kakera.schedule.step import PAGE, ResetSlot, Row, StepPlan
+
+REQUEST = "warm-up"
+TAIL = 37  # tokens: an end of a prompt that fills no page
+
+
+def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None] | None = None) -> None:
+    """Run prefill steps of the shapes that serving takes, then capture the decode graphs. Nothing may run yet; slots
+    and pages hold nonsense before and after. `progress` gets (steps done, steps in all). Raises KakeraError."""
+    steps = prefill_steps(plan)
+    total = len(steps) + (min(plan.slots, MOST_ROWS) if runner.graphs is not None else 0)
+    tell = progress or (lambda done, of: None)
+    for i, step in enumerate(steps):
+        failed = [row.error for row in runner.execute(step).rows if row.error]
+        if failed:
+            raise KakeraError(f"the first step of {step.token_count} tokens failed: {failed[0]}")
+        tell(i + 1, total)
+    if runner.graphs is not None:
+        runner.graphs.capture(lambda done, _: tell(len(steps) + done, total))
+    runner.execute(StepPlan(0, tuple(ResetSlot(slot) for slot in range(plan.slots))))
+
+
+def prefill_steps(plan: Plan) -> list[StepPlan]:
+    """The longest segment at the start and behind history, and a short end; each as far as the plan has pages."""
+    longest = min(plan.chunk, plan.pages * PAGE, plan.context) // PAGE * PAGE
+    steps = [StepPlan(0, (ResetSlot(0),), prefill=(_row(0, longest),))]
+    for count in (longest, PAGE, TAIL):
+        if (longest + count + PAGE - 1) // PAGE <= plan.pages:
+            steps.append(StepPlan(0, prefill=(_row(longest, count),)))
+    return steps
+
+
+def _row(start: int, count: int) -> Row:
+    tokens = tuple(i % 97 for i in range(count))
+    pages = tuple(range((start + count + PAGE - 1) // PAGE))
+    sampling = Sampling(max_tokens=1, seed=0, temperature=0.0)
+    return Row(REQUEST, 0, tokens, start, pages, sampling, tokens, start + count, sample=True)
