@@ -212,15 +212,18 @@ class PrefixCache:
                 older.pins -= 1
                 if older.pins == 0 and older.kind == "rolling":
                     self._drop_checkpoint(older)
-        self._thin_path(lease.path[: node.depth])
+        self._thin_path(lease.path, node.depth)
 
     def _prefer(self, record: Checkpoint, kind: Kind) -> None:
         if WORTH[kind] > WORTH[record.kind]:
             record.kind = kind
             self.checkpoints.refresh(record)
 
-    def _thin_path(self, path: Sequence[Node]) -> None:
-        *older, newest = [node.checkpoint for node in path if node.checkpoint is not None]
+    def _thin_path(self, path: Sequence[Node], depth: int) -> None:
+        """`depth` nodes of the path end with a new record. There are far fewer records than nodes on long paths."""
+        reached = (r for r in self.checkpoints.published.values() if r.position <= depth * PAGE)
+        on_path = [r for r in reached if r.node is path[r.position // PAGE - 1]]
+        *older, newest = sorted(on_path, key=lambda record: record.position)
         if len(older) < self.per_path:
             return
         index = least_needed([r.position for r in older], newest.position, [_is_loose(r) for r in older])

@@ -113,7 +113,8 @@ class Sequence:
             reason = "stop"
         taken = self.tokens[known:].tolist()
         self.computed = row.start + (len(taken) if decoding else len(row.tokens))
-        self.keys += page_keys(self.tokens, len(self.keys))
+        if len(self.tokens) >= (len(self.keys) + 1) * PAGE:
+            self.keys += page_keys(self.tokens, len(self.keys))
         if self.computed == self.target == self.prompt_tokens and self.request.sampling.max_tokens == 0:
             reason = "length"
         return taken, reason

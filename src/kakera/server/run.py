@@ -12,6 +12,7 @@ import uvicorn
 from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
+from kakera.run.process import settle
 from kakera.server.access import OPEN, Access
 from kakera.server.app import create_app
 from kakera.server.health import STALL_SECONDS, EngineWatch
@@ -97,6 +98,7 @@ async def serve(
         **CONNECTIONS,
     )
     server = Server(config, app.state.service.stop, watch_over)
+    settle()
     await server.serve()
     if watch.death is not None:
         log.error("stopped with exit status %d: %s", watch.death.exit_status, watch.death)
