@@ -45,10 +45,16 @@ class MemoryWatch:
             allocated=torch.cuda.max_memory_allocated(),
             reserved=torch.cuda.max_memory_reserved(),
             graphs=graph_bytes(torch.cuda.memory_snapshot()),  # type: ignore[no-untyped-call]
-            device=device_bytes_used() - self.before,
+            device=_used() - self.before,
         )
         card, host = compare_gpu(plan.rows, taken), compare_host(plan.rows, store, anonymous())
         return {"memory": card, "host_memory": host}
+
+
+def _used() -> int:
+    """Bytes in use on all cards; on the current one where NVML, which tells it, is missing."""
+    free, total = torch.cuda.mem_get_info()
+    return device_bytes_used() or total - free
 
 
 def held_bytes(runner: TorchRunner, device: str) -> Held:
