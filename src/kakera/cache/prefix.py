@@ -31,7 +31,10 @@ from kakera.schedule.step import (
 
 
 class PrefixCache:
-    """Not thread-safe. `per_path` caps the checkpoints between a root and any node (pinned and shared ones aside)."""
+    """Not thread-safe. `per_path` caps the checkpoints between a root and any node (pinned and shared ones aside).
+
+    `gains` counts what may let in a request that did not fit: pages given back or shared, checkpoints published.
+    """
 
     def __init__(self, sizes: CacheSizes, per_path: int = 16) -> None:
         self.sizes = sizes
@@ -43,6 +46,7 @@ class PrefixCache:
         self.host_ids = IdPool(sizes.host_bytes // max(sizes.page_bytes, 1))
         self.leases: set[Lease] = set()
         self.counters: Counter[str] = Counter()
+        self.gains = 0
         self._log = ActionLog()
 
     @property
@@ -118,6 +122,7 @@ class PrefixCache:
         for page in lease.owned:
             self.device.give(page)
         self.leases.remove(lease)
+        self.gains += 1
 
     # A step is planned
 
@@ -165,6 +170,7 @@ class PrefixCache:
         if lease.restored is not None:
             lease.restored.pins -= 1
             lease.restored = None
+        self.gains += complete > len(lease.path)
         for i in range(len(lease.path), complete):
             parent = lease.path[-1] if lease.path else self.tree.root(lease.salt)
             node = parent.children.get(keys[i]) or self.tree.add(parent, keys[i])
@@ -204,6 +210,7 @@ class PrefixCache:
         node.checkpoint, node.lost_checkpoint = record, False
         node.top.checkpoints_below += 1
         self.checkpoints.publish(record, node)
+        self.gains += 1
         self.counters["checkpoints_saved"] += 1
         if record.kind == "rolling":
             older, lease.rolling = lease.rolling, record
@@ -238,6 +245,7 @@ class PrefixCache:
         for record in loose:
             self._drop_checkpoint(record)
         self._free_device(self.device.free + pages)
+        self.gains += 1
         return Flushed(pages, len(loose), bytes_before - self.host.used)
 
     def check_integrity(self) -> None:

@@ -23,20 +23,25 @@ class Admission:
         self.limits = limits
         self.cache = cache
         self.clock = clock
+        self._refused: tuple[int, int] | None = None  # who did not fit, and the cache's gains then
 
     def admit(self, waiting: WaitingQueue, running: Running) -> None:
         """Start requests in order of arrival while slots and pages last.
 
-        A request that does not fit blocks those behind it, or it might wait for ever. One that waits for another's
-        checkpoint blocks nobody.
+        A request that does not fit blocks those behind it, or it might wait for ever; it is matched again only once
+        the cache has gained something (0.4 ms for 1,500 shared pages, in every step of those that run). One that waits
+        for another's checkpoint blocks nobody.
         """
         for sequence in islice(waiting, _LOOK_AHEAD):
             if running.slots.free == 0:
+                return
+            if self._refused == (sequence.arrival, self.cache.gains):
                 return
             match = self._match(sequence)
             if self._is_worth_waiting(sequence, match, running):
                 continue
             if not self._start(sequence, match, running):
+                self._refused = sequence.arrival, self.cache.gains
                 return
             waiting.pop(sequence.id)
 
