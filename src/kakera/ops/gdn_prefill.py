@@ -1,0 +1,240 @@
+"""Gated DeltaNet's prefill on a GPU: one span of one layer between its projections, in four launches or a few more.
+
+The same result as `causal_conv`, `gated_delta_chunk` and `rms_norm_gated` in turn. The pass over the state is cut into
+launches where a save is wanted, so that a save is what a launch leaves behind; chunks lie on a grid of 64 tokens from
+the span's start, and each is computed alike wherever the span is cut: a cut on the grid changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from kakera.ops import gdn_prefill_kernels as kernels
+from kakera.plan import gdn_plan
+from kakera.plan.gdn_plan import CHUNK
+from kakera.plan.spec import GdnSpec
+
+PREPARE_WARPS, NORM_WARPS = 8, 4
+
+
+class GdnPrefillWeights(Protocol):
+    """What the layer has beside its projections. All float32."""
+
+    @property
+    def conv_KC(self) -> Tensor: ...  # [taps, channels]
+    @property
+    def rate_V(self) -> Tensor: ...  # -exp(A_log)
+    @property
+    def dt_bias_V(self) -> Tensor: ...
+    @property
+    def scale_D(self) -> Tensor: ...  # of the gated norm
+
+
+class StateSave(NamedTuple):
+    """Where the state after the span's first `tokens` tokens goes: a multiple of 64, or the whole span."""
+
+    tokens: int
+    state_VKD: Tensor  # float32 or float16
+    conv_WC: Tensor
+
+
+class Tile(NamedTuple):
+    """Of the pass over the state: columns of the state a program, its warps, stages of its loads."""
+
+    columns: int
+    warps: int
+    stages: int
+
+    @staticmethod
+    def of(device: torch.device, spec: GdnSpec) -> Tile:
+        major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+        return tile_of(major, spec)
+
+
+def tile_of(major: int, spec: GdnSpec) -> Tile:
+    """64 columns are the rows of a Hopper tensor-core tile; elsewhere two stages have to fit in 99 KB."""
+    return Tile(min(64, spec.v_dim), 4, 3 if major in (9, 10) else 2)
+
+
+def gdn_prefill(
+    mixed_NX: Tensor,
+    weights: GdnPrefillWeights,
+    spec: GdnSpec,
+    eps: float,
+    state_VKD: Tensor,
+    conv_WC: Tensor,
+    saves: Sequence[StateSave] = (),
+) -> Tensor:
+    """[N, V D] in mixed's dtype, for `proj_out`: convolution, gates, delta rule and gated norm of N tokens.
+
+    mixed_NX: q | k | v | z | b | a of each token, bf16 or fp16; its rows may be part of longer ones.
+    state_VKD (float32) and conv_WC ([taps - 1, channels], mixed's dtype) are those before the first token, and after
+    the last on return. `saves`, in any order, get both at their places. Scratch: `gdn_plan.scratch_bytes`.
+    Raises ValueError for shapes that the kernels do not have, and for a save off the grid.
+    """
+    tokens = len(mixed_NX)
+    _check(mixed_NX, spec, state_VKD, conv_WC, saves)
+    y_NX = mixed_NX.new_empty(tokens, spec.v_heads * spec.v_dim)
+    span = _Span(mixed_NX, weights, spec, eps, state_VKD, conv_WC, y_NX)
+    for first in range(0, tokens, gdn_plan.RANGE):
+        end = min(first + gdn_plan.RANGE, tokens)
+        span.prepare(first, end)
+        for begin, stop, into in segments(first, end, saves):
+            span.advance(begin - first, stop - first, stop, into)
+        span.normalise(first, end)
+    return y_NX
+
+
+def segments(first: int, end: int, saves: Sequence[StateSave]) -> Iterator[tuple[int, int, list[StateSave]]]:
+    """Tokens first .. end - 1 cut where a save is wanted: begin and end of each part, and the saves at its end."""
+    begin = first
+    for stop in sorted({save.tokens for save in saves if first < save.tokens < end} | {end}):
+        yield begin, stop, [save for save in saves if save.tokens == stop]
+        begin = stop
+
+
+class _Span:
+    """One span, and the scratch of a range of it."""
+
+    def __init__(
+        self,
+        mixed_NX: Tensor,
+        weights: GdnPrefillWeights,
+        spec: GdnSpec,
+        eps: float,
+        state_VKD: Tensor,
+        conv_WC: Tensor,
+        y_NX: Tensor,
+    ):
+        self._mixed, self._weights, self._spec, self._eps = mixed_NX, weights, spec, eps
+        self._state, self._conv, self._y = state_VKD, conv_WC, y_NX
+        self._tokens = len(mixed_NX)
+        self._tile = Tile.of(mixed_NX.device, spec)
+        self._sizes = {
+            "STRIDE": mixed_NX.stride(0),  # compiled in: its power of two decides how wide loads are
+            "J": spec.k_heads,
+            "V": spec.v_heads,
+            "K": spec.k_dim,
+            "D": spec.v_dim,
+        }
+        chunks = _chunks(min(self._tokens, gdn_plan.RANGE))
+        half = partial(torch.empty, dtype=torch.float16, device=mixed_NX.device)
+        single = partial(torch.empty, dtype=torch.float32, device=mixed_NX.device)
+        J, V, K, D = spec.k_heads, spec.v_heads, spec.k_dim, spec.v_dim
+        self._qk = half(chunks, 2 * J, CHUNK, K)
+        self._v, self._o = half(chunks, V, D, CHUNK), half(chunks, V, D, CHUNK)
+        self._inverse, self._scores = half(chunks, V, CHUNK, CHUNK), half(chunks, V, CHUNK, CHUNK)
+        self._overlap = single(chunks, J, CHUNK, CHUNK)
+        self._total = single(chunks, V, CHUNK)
+
+    def prepare(self, first: int, end: int) -> None:
+        """Everything that does not need the state, for tokens first .. end - 1."""
+        spec, chunks = self._spec, _chunks(end - first)
+        kernels.prepare[(spec.k_heads + spec.v_heads, chunks)](
+            self._mixed,
+            self._conv,
+            self._weights.conv_KC,
+            self._weights.rate_V,
+            self._weights.dt_bias_V,
+            self._qk,
+            self._v,
+            self._overlap,
+            self._scores,
+            self._total,
+            first // CHUNK,
+            self._tokens,
+            TAPS=spec.conv_taps,
+            num_warps=PREPARE_WARPS,
+            **self._sizes,
+        )
+        kernels.invert[(spec.v_heads, chunks)](
+            self._mixed,
+            self._overlap,
+            self._total,
+            self._inverse,
+            first // CHUNK,
+            self._tokens,
+            num_warps=1,
+            **self._sizes,
+        )
+
+    def advance(self, begin: int, stop: int, end: int, into: list[StateSave]) -> None:
+        """The state past tokens begin .. stop - 1 of the range; `end` counts from the span's start."""
+        spec, tile = self._spec, self._tile
+        saved = into[0] if into else StateSave(end, self._state, self._conv)
+        kernels.advance[(spec.v_dim // tile.columns, spec.v_heads)](
+            self._qk,
+            self._v,
+            self._inverse,
+            self._scores,
+            self._total,
+            self._o,
+            self._state,
+            saved.state_VKD,
+            self._mixed,
+            self._conv,
+            saved.conv_WC,
+            begin // CHUNK,
+            _chunks(stop),
+            end,
+            TAPS=spec.conv_taps,
+            SAVE=bool(into),
+            BLOCK_D=tile.columns,
+            STAGES=tile.stages,
+            num_warps=tile.warps,
+            **self._sizes,
+        )
+        for save in into[1:]:
+            save.state_VKD.copy_(saved.state_VKD if saved.state_VKD.dtype == torch.float32 else self._state)
+            save.conv_WC.copy_(saved.conv_WC)
+
+    def normalise(self, first: int, end: int) -> None:
+        spec = self._spec
+        kernels.normalise[(spec.v_heads, _chunks(end - first))](
+            self._o,
+            self._mixed,
+            self._weights.scale_D,
+            self._y,
+            first // CHUNK,
+            self._tokens,
+            self._eps,
+            spec.k_dim**-0.5,
+            num_warps=NORM_WARPS,
+            **self._sizes,
+        )
+
+
+def _chunks(tokens: int) -> int:
+    return -(-tokens // CHUNK)
+
+
+def _check(mixed_NX: Tensor, spec: GdnSpec, state_VKD: Tensor, conv_WC: Tensor, saves: Sequence[StateSave]) -> None:
+    for what, value, least in (
+        ("k_dim", spec.k_dim, 16),
+        ("v_dim", spec.v_dim, 16),
+        ("conv_taps", spec.conv_taps, 2),
+    ):
+        if value < least or value & (value - 1):
+            raise ValueError(f"{what} is {value}: the prefill kernels take powers of two from {least}")
+    width = spec.conv_channels + spec.v_heads * (spec.v_dim + 2)
+    if mixed_NX.dim() != 2 or mixed_NX.shape[1] < width or mixed_NX.stride(1) != 1 or not len(mixed_NX):
+        raise ValueError(f"mixed is {tuple(mixed_NX.shape)}: rows of {width} values, next to each other, are needed")
+    state, columns = (spec.v_heads, spec.k_dim, spec.v_dim), (spec.conv_taps - 1, spec.conv_channels)
+    if state_VKD.dtype != torch.float32:
+        raise ValueError(f"the state is {state_VKD.dtype}, and has to be float32")
+    for tensor, shape in [(state_VKD, state), (conv_WC, columns)] + [
+        pair for save in saves for pair in ((save.state_VKD, state), (save.conv_WC, columns))
+    ]:
+        if tuple(tensor.shape) != shape or not tensor.is_contiguous():
+            raise ValueError(f"a state is {tuple(tensor.shape)}, and has to be {shape} and contiguous")
+    for save in saves:
+        on_grid = save.tokens % CHUNK == 0 or save.tokens == len(mixed_NX)
+        if not (0 < save.tokens <= len(mixed_NX) and on_grid):
+            raise ValueError(
+                f"a save after {save.tokens} of {len(mixed_NX)} tokens: it has to be a multiple of {CHUNK} or the end"
+            )

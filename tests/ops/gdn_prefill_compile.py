@@ -1,0 +1,78 @@
+"""Compiles Gated DeltaNet's prefill kernels for one architecture: name, shared bytes, registers, stack bytes of each.
+
+Run as a script, without TRITON_INTERPRET and without a GPU: `python gdn_prefill_compile.py 86`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kakera.ops import gdn_prefill_kernels as kernels
+from kakera.ops.gdn_prefill import NORM_WARPS, PREPARE_WARPS, tile_of
+from kakera.plan.spec import GdnSpec
+
+ARCHITECTURES = (80, 86, 89, 90, 120)  # A100, RTX 30, 40, H100/H200, RTX 50
+SPEC = GdnSpec(16, 48, 128, 128, 4)
+POINTERS = {
+    name: kind
+    for kind, names in {
+        "*bf16": "mixed columns saved_columns y",
+        "*fp16": "qk v scores inverse o saved",
+        "*fp32": "taps rate dt_bias overlap total state scale",
+        "fp32": "eps q_scale",
+    }.items()
+    for name in names.split()
+}
+
+
+def compiled(kernel: Any, constants: dict[str, int | bool], arch: int, warps: int) -> Any:
+    names = [parameter.name for parameter in kernel.params]
+    signature = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if signature[name].startswith("*")}
+    values = {(i,): constants[name] for i, name in enumerate(names) if name in constants}
+    source = ASTSource(kernel, signature, values, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
+
+
+def used(made: Any, arch: int) -> tuple[int, int, int]:
+    """Shared bytes, registers of a thread and its stack, as the assembler reports them."""
+    suffix = "a" if arch >= 90 else ""
+    tool = triton.knobs.nvidia.ptxas_blackwell if arch >= 100 else triton.knobs.nvidia.ptxas
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(made.asm["ptx"])
+        file.flush()
+        report = subprocess.run(
+            [tool.path, "-v", f"--gpu-name=sm_{arch}{suffix}", file.name, "-o", "/dev/null"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stderr
+    registers, stack = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes stack frame", report)
+    assert registers and stack, report
+    return made.metadata.shared, int(registers[1]), int(stack[1])
+
+
+def main(arch: int) -> None:
+    sizes = {"STRIDE": 16480, "J": SPEC.k_heads, "V": SPEC.v_heads, "K": SPEC.k_dim, "D": SPEC.v_dim}
+    tile = tile_of(arch // 10, SPEC)
+    taps = {"TAPS": SPEC.conv_taps}
+    passing = {"SAVE": True, "BLOCK_D": tile.columns, "STAGES": tile.stages}
+    for kernel, constants, warps in (
+        (kernels.prepare, {**sizes, **taps}, PREPARE_WARPS),
+        (kernels.invert, sizes, 1),
+        (kernels.advance, {**sizes, **taps, **passing}, tile.warps),
+        (kernels.normalise, sizes, NORM_WARPS),
+    ):
+        print(kernel.fn.__name__, *used(compiled(kernel, constants, arch, warps), arch), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
