@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from socket import socket
+from types import FrameType
 
 import uvicorn
 
@@ -27,7 +28,7 @@ Attendant = Callable[[EngineWatch], Awaitable[None]]
 
 
 class Server(uvicorn.Server):
-    """Ends what does not finish in time with an error, where uvicorn would cut it off.
+    """Ends what does not finish in time, or when a second signal comes, with an error, where uvicorn would cut it off.
 
     `attend` runs from the moment that the server listens until it stops.
     """
@@ -37,11 +38,20 @@ class Server(uvicorn.Server):
         self._end_requests = end_requests
         self._attend = attend
         self._attending: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it listens and has not been hurried
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            self._loop = asyncio.get_running_loop()
             self._attending = asyncio.ensure_future(self._attend())
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and self._loop:
+            self._loop.call_soon_threadsafe(self._end_requests)
+            self._loop = None  # the third signal is uvicorn's: it cuts
+        else:
+            super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
         timer = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._end_requests)
