@@ -89,6 +89,8 @@ class World:
     def _dense(self, ends, count, kv_heads, dim):
         pages = torch.full((count, 2, kv_heads, PAGE, dim), NAN, dtype=torch.bfloat16, device="cuda")
         for r, end in enumerate(ends):
+            if end == int(self.rows.starts_R[r]):
+                continue  # a row without tokens reads nothing
             table = self.rows.tables_RP[r, : (end - 1) // PAGE + 1].long()
             pages[table] = self._normal(len(table), 2, kv_heads, PAGE, dim).bfloat16()
             pages[table[-1], :, :, (end - 1) % PAGE + 1 :] = NAN
