@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.plan.sizes import SAMPLER_COPIES
 from kakera.run.ranking import PIECE_ROWS, top_ids
-from kakera.run.sampler import collect, launch, sample_rows
+from kakera.run.sampler import SORTED_ROWS, collect, launch, sample_rows
 from kakera.run.sampling_wishes import NO_WISH, uniform, wish_of
 from kakera.schedule.request import Sampling
 from kakera.schedule.step import PAGE, Row
@@ -165,7 +165,11 @@ def test_what_is_alive_beside_the_logits_stays_within_the_plan(wish, count):
     with Watch() as watch:
         launched = launch(wishes_of(rows, allowed, vocabulary), logits_RV)
     small = 64 * 2**10 + count * 128 * 64  # what does not grow with the vocabulary; masks are bits
-    most = (count + 5 * min(count, PIECE_ROWS)) * row_bytes + count * vocabulary // 8 + small
+    most = (
+        (count + max(4 * min(count, PIECE_ROWS), 5 * min(count, SORTED_ROWS))) * row_bytes
+        + count * vocabulary // 8
+        + small
+    )
     assert 0 < watch.peak <= most
     assert count * row_bytes + most <= SAMPLER_COPIES * max(count, PAGE) * row_bytes
     assert not any(s.error for s in collect(launched))

@@ -20,7 +20,7 @@ class Logprobs:
     def __init__(self, logits_RV: Tensor, rows_A: Tensor, tokens_A: Tensor, alternatives: Sequence[int]):
         """logits_RV: float32; rows_A, tokens_A: int64 on its device; alternatives: how many tokens beside each.
 
-        Beside the logits at most 5 copies of `ranking.PIECE_ROWS` rows are alive.
+        Beside the logits at most 4 copies of `ranking.PIECE_ROWS` rows are alive.
         """
         self._alternatives = alternatives
         most = min(max(alternatives, default=0), logits_RV.shape[-1])

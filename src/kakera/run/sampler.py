@@ -24,7 +24,7 @@ from kakera.run.transfer import Download, upload
 from kakera.schedule.request import TokenLogprob
 from kakera.schedule.step import Row
 
-SORTED_ROWS = 4  # at a time: beside 4 copies of them torch's sort on a GPU takes about 8 more, 48 MB in all
+SORTED_ROWS = 4  # at a time: beside 5 copies of them torch's sort on a GPU takes about 8 more, 52 MB in all
 UNIT = 2.0**42  # the largest probability as an integer: 2^18 tokens sum to 2^60, and what rounds to 0 is below 2.3e-13
 
 
@@ -66,8 +66,8 @@ def sample_rows(rows: Sequence[Row], logits_RV: Tensor, allowed: Sequence[Allowe
 def launch(wishes: Sequence[Wish], logits_RV: Tensor) -> Launched:
     """Queue the choice of a token for each row of float32 logits [R, vocabulary], contiguous; waits for nothing.
 
-    Beside the logits it takes a copy of them if any row has penalties, bias or a mask, and 5 copies of PIECE_ROWS rows
-    or 12 of SORTED_ROWS: with the logits less than the SAMPLER_COPIES of the plan, which are of 64 rows or more.
+    Beside the logits it takes a copy of them if any row has penalties, bias or a mask, and 4 copies of PIECE_ROWS rows
+    or 13 of SORTED_ROWS: with the logits less than the SAMPLER_COPIES of the plan, which are of 64 rows or more.
     """
     given = flat(wishes, logits_RV.shape[-1])
     on = upload(given, logits_RV.device)
