@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -90,16 +90,15 @@ class World:
 
     def watch(self) -> World:
         """Keep what every request holds when it is sampled for the first time."""
-        original = self.runner._sample
+        original = self.runner._draw
 
-        def sample(rows: list[Row], logits_RV: Tensor | None):
+        def draw(rows: Sequence[Row], logits_RV: Tensor):
             for i, row in enumerate(rows):
                 if len(row.context) == row.prompt_tokens:
-                    assert logits_RV is not None
                     self.seen[row.request_id] = self._look(row, logits_RV[i].clone())
             return original(rows, logits_RV)
 
-        self.runner._sample = sample  # type: ignore[method-assign]
+        self.runner._draw = draw  # type: ignore[method-assign]
         return self
 
     def _look(self, row: Row, logits_V: Tensor) -> Seen:

@@ -56,15 +56,15 @@ def test_values_that_are_not_finite_fail_their_row_alone_and_are_never_cached(ti
 
 
 def test_logits_that_are_not_finite_fail_their_row_alone(tiny_model, world):
-    original = world.runner._sample
+    original = world.runner._draw
 
-    def sample(rows, logits_RV):
+    def draw(rows, logits_RV):
         for i, row in enumerate(rows):
             if row.request_id == "bad" and len(row.context) == 302:
                 logits_RV[i, 5] = float("nan")
         return original(rows, logits_RV)
 
-    world.runner._sample = sample
+    world.runner._draw = draw
     *good, bad = world.answer(*GOOD, ask("bad", BAD, 8))
     assert bad.finished.reason == "error" and "not finite" in bad.finished.message and len(bad.tokens) == 2
     expect(tiny_model, good)

@@ -1,13 +1,17 @@
 """Decode steps as CUDA graphs: one for each number of rows, captured at start, replayed with other rows in them.
 
-A step of the 27B is some eight hundred launches of a few microseconds. Launched one by one they take a CPU longer than
-the card; as one graph they follow each other without a gap.
+A step of the 27B is a thousand launches of a few microseconds. Launched one by one they take a CPU longer than the
+card; as one graph they follow each other without a gap. Nor does the card wait between steps: the next one is launched
+with tokens that the host has not seen yet, and whoever goes on finds it done. A request that ends has had one step too
+many, whose traces nobody reads: they lie in its slot, and in its last page behind its last token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,18 +21,25 @@ from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, SingleTokens, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.schedule.step import Row, StepPlan
+from kakera.schedule.step import PAGE, Row
 
 MOST_ROWS = 32  # a graph for each number of rows; more rows, which are bound by arithmetic, are launched one by one
 
 
-@dataclass(frozen=True)
-class _Captured:
-    """A graph and what it leaves: hidden states [R, H] and logits [R, vocabulary], overwritten by the next replay."""
+class Outputs(NamedTuple):
+    """Hidden states [R, H] and logits [R, vocabulary] of some rows, valid until the next replay."""
 
-    graph: torch.cuda.CUDAGraph
     hidden_RH: Tensor
     logits_RV: Tensor
+
+
+@dataclass(frozen=True)
+class _Captured:
+    graph: torch.cuda.CUDAGraph
+    outputs: Outputs
+
+
+_Key = tuple[str, int, int]  # of a row in a step: request, slot, start
 
 
 class DecodeGraphs:
@@ -44,9 +55,13 @@ class DecodeGraphs:
         self._model, self._kv, self._states = model, kv, states
         self._tables_SP = torch.zeros(slots, pages, dtype=torch.int32, device=device)
         self._numbers_3R = torch.zeros(3, slots, dtype=torch.int64, device=device)  # tokens, starts, slots
-        self._host_3R = torch.zeros(3, slots, dtype=torch.int64, pin_memory=True)
+        pinned = device.type == "cuda"
+        # two are sent between waits; one that is on its way must not be written
+        self._hosts = cycle([torch.zeros(3, slots, dtype=torch.int64, pin_memory=pinned) for _ in range(4)])
         self._in_table: list[tuple[str, int]] = [("", 0)] * slots  # request and number of pages
         self._captured: list[_Captured] = []
+        self._ahead: dict[_Key, int] = {}  # rows of the step that runs ahead, and which of `_found` each is
+        self._found: Outputs | None = None
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -63,29 +78,57 @@ class DecodeGraphs:
                 self._pass(count)  # loads what is not loaded yet, which a capture can not
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                hidden_RH, logits_RV = self._pass(count)
+                outputs = self._pass(count)
             pool = graph.pool()
-            captured.append(_Captured(graph, hidden_RH, logits_RV))
+            captured.append(_Captured(graph, outputs))
             if progress is not None:
                 progress(len(captured), most)
         torch.cuda.current_stream(device).wait_stream(stream)
         self._captured = captured[::-1]
 
-    def takes(self, plan: StepPlan) -> bool:
-        single = all(len(row.tokens) == 1 for row in plan.decode)
-        return not plan.prefill and single and 0 < len(plan.decode) <= len(self._captured)
+    def outputs(self, rows: Sequence[Row]) -> Outputs | None:
+        """Of a step's decode rows, by a replay, or by the one that ran ahead; None if no graph is for such rows. Waits
+        for nothing; all replays before must have been waited for. Raises RuntimeError if only some rows ran ahead."""
+        ahead, self._ahead = self._ahead, {}
+        if not 0 < len(rows) <= len(self._captured) or any(len(row.tokens) != 1 for row in rows):
+            return None
+        places = [ahead.get((row.request_id, row.slot, row.start)) for row in rows]
+        if all(place is None for place in places):
+            return self._replay(rows)
+        found = self._found
+        assert found is not None
+        if places == list(range(len(found.hidden_RH))):
+            return found
+        if None in places:  # their states are ahead: neither can be computed again, and no scheduler asks for it
+            raise RuntimeError(f"{places.count(None)} of {len(rows)} decode rows did not run ahead with the others")
+        index_R = torch.tensor(places, device=found.hidden_RH.device)
+        return Outputs(found.hidden_RH[index_R], found.logits_RV[index_R])
 
-    def replay(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        """Hidden states and logits of the rows' tokens, valid until the next replay. Waits for nothing; the replay
-        before must have been waited for."""
+    def run_ahead(self, rows: Sequence[Row], tokens_R: Tensor) -> None:
+        """Launch the step behind `rows`, whose outputs were the last taken, with the tokens [R] chosen from them. Does
+        nothing if a row needs a page that it does not have yet, or if all of them end by their length now."""
+        ends = [len(row.context) + 1 - row.prompt_tokens >= row.sampling.max_tokens for row in rows]
+        if all(ends) or any((row.start + 1) // PAGE >= len(row.pages) for row in rows):
+            return
+        self._send_numbers([(0, row.start + 1, row.slot) for row in rows])
+        self._numbers_3R[0, : len(rows)] = tokens_R
+        captured = self._captured[len(rows) - 1]
+        captured.graph.replay()
+        self._found = captured.outputs
+        self._ahead = {(row.request_id, row.slot, row.start + 1): i for i, row in enumerate(rows)}
+
+    def _replay(self, rows: Sequence[Row]) -> Outputs:
         for row in rows:
             self._send_table(row)
-        count = len(rows)
-        self._host_3R[:, :count] = torch.tensor([(row.tokens[0], row.start, row.slot) for row in rows]).t()
-        self._numbers_3R.copy_(self._host_3R, non_blocking=True)
-        captured = self._captured[count - 1]
+        self._send_numbers([(row.tokens[0], row.start, row.slot) for row in rows])
+        captured = self._captured[len(rows) - 1]
         captured.graph.replay()
-        return captured.hidden_RH, captured.logits_RV
+        return captured.outputs
+
+    def _send_numbers(self, numbers_R3: list[tuple[int, int, int]]) -> None:
+        host_3R = next(self._hosts)
+        host_3R[:, : len(numbers_R3)] = torch.tensor(numbers_R3).t()
+        self._numbers_3R.copy_(host_3R, non_blocking=True)
 
     def _send_table(self, row: Row) -> None:
         known = (row.request_id, len(row.pages))
@@ -95,13 +138,14 @@ class DecodeGraphs:
             self._in_table[row.slot] = known
 
     def forget(self, slot: int) -> None:
-        """The slot gets another content: its pages may be others under the same name."""
+        """The slot gets another content: its pages may be others under the same name, and what ran ahead is void."""
         self._in_table[slot] = ("", 0)
+        self._ahead = {key: place for key, place in self._ahead.items() if key[1] != slot}
 
-    def _pass(self, count: int) -> tuple[Tensor, Tensor]:
+    def _pass(self, count: int) -> Outputs:
         tokens_R, starts_R, slots_R = self._numbers_3R[:, :count]
         singles = SingleTokens(starts_R, slots_R, self._tables_SP.index_select(0, slots_R))
         spans = tuple(Span(i, 1, 0, i, slots_R) for i in range(count))  # read for their number: `Batch.singles`
         batch = Batch(tokens_R, starts_R, decode=spans, prefill=(), logit_rows=slots_R, singles=singles)
         hidden_RH = self._model.hidden(batch, self._kv, self._states)
-        return hidden_RH, self._model.logits(hidden_RH)
+        return Outputs(hidden_RH, self._model.logits(hidden_RH))

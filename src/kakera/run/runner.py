@@ -18,7 +18,7 @@ from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.run.graphs import DecodeGraphs
 from kakera.run.logprobs import logprobs_of
-from kakera.run.sampler import Sampled, collect, launch
+from kakera.run.sampler import Launched, Sampled, collect, launch
 from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
 from kakera.run.store import CheckpointShape, HostStore
 from kakera.schedule.request import TokenLogprob
@@ -46,6 +46,15 @@ class _Staged:
 
     checkpoint: int
     tensors: CheckpointTensors
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Tokens on their way; a result in place of a wish stands for a row that gets none."""
+
+    rows: tuple[Row, ...]
+    wishes: tuple[Wish | RowResult, ...]
+    launched: Launched
 
 
 class TorchRunner:
@@ -89,15 +98,28 @@ class TorchRunner:
         return StepResult(plan.step, results, time.perf_counter() - began)
 
     def _forward(self, plan: StepPlan) -> tuple[RowResult, ...]:
-        if self.graphs is not None and self.graphs.takes(plan):
-            return self._replay(self.graphs, plan.decode)
+        replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else None
+        if self.graphs is None or replayed is None:
+            return self._compute(plan)
+        self._save_replayed(plan.decode, replayed.hidden_RH)
+        drawn = self._draw(plan.decode, replayed.logits_RV)
+        if plan.prefill:
+            beside = self._compute(replace(plan, decode=()))
+        else:
+            beside = ()
+            self.graphs.run_ahead(plan.decode, drawn.launched.tokens_R)
+        chosen = self._collect(drawn)  # what is not finite in hidden states is not in logits
+        return (*(chosen[row.request_id] for row in plan.decode), *beside)
+
+    def _compute(self, plan: StepPlan) -> tuple[RowResult, ...]:
+        """All rows of the plan, launch by launch."""
         batch, staged = self._batch(plan)
         hidden_TH = self.model.hidden(batch, self.kv, self.states)
         sampling = [row for row in plan.rows if row.sample]
-        logits_RV = self.model.logits(hidden_TH[batch.logit_rows]) if sampling else None
+        drawn = self._draw(sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampling else None
         for item in staged:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
-        chosen = self._sample(sampling, logits_RV)
+        chosen = self._collect(drawn) if drawn else {}
         finite = _finite_spans(hidden_TH, batch.spans)
         rows = zip(plan.rows, batch.spans, finite, strict=True)
         return tuple(
@@ -107,9 +129,8 @@ class TorchRunner:
             for row, span, sound in rows
         )
 
-    def _replay(self, graphs: DecodeGraphs, rows: Sequence[Row]) -> tuple[RowResult, ...]:
-        """A step of decode rows alone. Hidden states that are not finite show in the logits, which sampling checks."""
-        hidden_RH, logits_RV = graphs.replay(rows)
+    def _save_replayed(self, rows: Sequence[Row], hidden_RH: Tensor) -> None:
+        """The checkpoints of a decode step lie behind its tokens, so they are what the slots hold now."""
         for row, hidden_H in zip(rows, hidden_RH, strict=True):
             for save in row.saves:
                 checkpoint = self.shape.empty(save.position)
@@ -118,8 +139,6 @@ class TorchRunner:
                 if checkpoint.hidden_H is not None:
                     checkpoint.hidden_H.copy_(hidden_H)
                 self.store.keep_checkpoint(save.checkpoint, checkpoint)
-        chosen = self._sample(list(rows), logits_RV)
-        return tuple(chosen[row.request_id] for row in rows)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
         device = self.shape.device
@@ -148,15 +167,18 @@ class TorchRunner:
         )
         return batch, staged
 
-    def _sample(self, rows: list[Row], logits_RV: Tensor | None) -> dict[str, RowResult]:
+    def _draw(self, rows: Sequence[Row], logits_RV: Tensor) -> _Drawn:
+        """Queue the choice of tokens; waits for nothing."""
+        wishes = tuple(self._wish(row, logits_RV.shape[-1]) for row in rows)
+        known = [NO_WISH if isinstance(wish, RowResult) else wish for wish in wishes]
+        return _Drawn(tuple(rows), wishes, launch(known, logits_RV))
+
+    def _collect(self, drawn: _Drawn) -> dict[str, RowResult]:
         """Request id -> its token, or the error text if this row alone can not be sampled."""
-        if logits_RV is None:
-            return {}
-        wishes = [self._wish(row, logits_RV.shape[-1]) for row in rows]
-        found = collect(launch([NO_WISH if isinstance(wish, RowResult) else wish for wish in wishes], logits_RV))
+        found = zip(drawn.rows, drawn.wishes, collect(drawn.launched), strict=True)
         return {
             row.request_id: wish if isinstance(wish, RowResult) else self._took(row, sampled)
-            for row, wish, sampled in zip(rows, wishes, found, strict=True)
+            for row, wish, sampled in found
         }
 
     def _wish(self, row: Row, vocabulary: int) -> Wish | RowResult:

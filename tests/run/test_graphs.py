@@ -1,0 +1,145 @@
+"""Decode by replays that run ahead of the host gives what launch by launch does, whatever ends or comes meanwhile.
+
+A stand-in computes what a CUDA graph would, from the same inputs that lie on the device, into the same outputs.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from run_world import World, ask, tokens_of
+
+from kakera.model.batch import Batch, Span
+from kakera.run import runner
+from kakera.run.graphs import DecodeGraphs, Outputs, _Captured
+from kakera.run.store import HostStore
+
+
+class StandIn:
+    """What a replay does, on a CPU."""
+
+    def __init__(self, graphs: DecodeGraphs, owner, count: int):
+        self._graphs, self._runner, self._count = graphs, owner, count
+        spec = owner.model.spec
+        self.outputs = Outputs(torch.empty(count, spec.hidden), torch.empty(count, spec.vocab))
+        self.replays = 0
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        self.replays += 1
+        tokens_R, starts_R, slots_R = self._graphs._numbers_3R[:, : self._count].clone()
+        rows = enumerate(zip(starts_R.tolist(), slots_R.tolist(), strict=True))
+        tables = self._graphs._tables_SP.long()
+        spans = tuple(Span(i, 1, start, slot, tables[slot, : start // 64 + 1]) for i, (start, slot) in rows)
+        batch = Batch(tokens_R, starts_R, spans, (), torch.arange(self._count))
+        hidden_RH = self._runner.model.hidden(batch, self._runner.kv, self._runner.states)
+        self.outputs.hidden_RH.copy_(hidden_RH)
+        self.outputs.logits_RV.copy_(self._runner.model.logits(hidden_RH))
+
+
+def with_graphs(world: World, most: int = 8) -> list[StandIn]:
+    owner = world.runner
+    slots = owner.states.state_LSVKD.shape[1]
+    owner.graphs = DecodeGraphs(owner.model, owner.kv, owner.states, slots, 64, torch.device("cpu"))
+    made = [StandIn(owner.graphs, owner, count) for count in range(1, most + 1)]
+    owner.graphs._captured = [_Captured(one, one.outputs) for one in made]
+    return made
+
+
+def worlds(tiny_model, **changes) -> tuple[World, World, list[StandIn]]:
+    plain, replayed = (World.build(tiny_model, **changes) for _ in range(2))
+    return plain, replayed, with_graphs(replayed)
+
+
+def drive(world: World, seed: int) -> dict[str, tuple[list[int], str]]:
+    """Requests that come, stop, are cut off and begin where others ended, by the steps of a clock that both worlds
+    share; each one's tokens and why it ended."""
+    rng = random.Random(seed)
+    told: dict[str, list[int]] = {}
+    ended: dict[str, str] = {}
+    waiting = [
+        (
+            rng.randrange(60),
+            ask(
+                f"r{i}",
+                tokens_of(rng.randrange(3), rng.choice([1, 40, 63, 64, 130, 200])) + tokens_of(100 + i, 3),
+                rng.choice([1, 2, 30, 90]),
+                temperature=rng.choice([0.0, 1.0]),
+                top_k=rng.choice([0, 5]),
+                repetition_penalty=rng.choice([1.0, 1.3]),
+                stop_token_ids=(rng.randrange(256),),
+            ),
+        )
+        for i in range(14)
+    ]
+    aborts = {rng.randrange(20, 120): f"r{rng.randrange(14)}" for _ in range(3)}
+    for step in range(2000):
+        for when, request in waiting:
+            if when == step:
+                world.engine.submit(request)
+        if step in aborts:
+            world.engine.abort(aborts[step])
+        for event in world.engine.step():
+            if hasattr(event, "tokens"):
+                told.setdefault(event.request_id, []).extend(event.tokens)
+            elif hasattr(event, "reason"):
+                ended[event.request_id] = event.reason
+        if step > 60 and len(ended) == len(waiting):
+            return {name: (told.get(name, []), ended[name]) for name in sorted(ended)}
+    raise AssertionError(f"not all ended: {ended}")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("changes", [{}, {"pages": 14, "slots": 3}], ids=["roomy", "crowded"])
+def test_what_runs_ahead_changes_no_answer(tiny_model, changes, seed):
+    plain, replayed, made = worlds(tiny_model, **changes)
+    assert drive(replayed, seed) == drive(plain, seed)
+    assert sum(one.replays for one in made) > 40
+    assert isinstance(replayed.runner.store, HostStore)
+    assert replayed.engine.stats().counters.get("preemptions", 0) == plain.engine.stats().counters.get("preemptions", 0)
+
+
+def test_a_second_turn_continues_what_ran_ahead_of_its_end(tiny_model):
+    plain, replayed, _ = worlds(tiny_model)
+    texts = []
+    for world in (plain, replayed):
+        first = world.one(ask("a", tokens_of(1, 150), 80))
+        second = world.one(ask("b", (*tokens_of(1, 150), *first.tokens, *tokens_of(2, 20)), 40))
+        assert second.finished.usage.cached_tokens >= 192
+        texts.append((first.tokens, second.tokens))
+    assert texts[0] == texts[1]
+
+
+def test_the_next_step_is_launched_before_the_host_has_the_tokens(tiny_model, monkeypatch):
+    """But not behind the last token of all, nor where the next one has no page yet."""
+    world = World.build(tiny_model)
+    made = with_graphs(world)
+    before: list[int] = []
+    collect = runner.collect
+    monkeypatch.setattr(runner, "collect", lambda launched: before.append(made[0].replays) or collect(launched))
+    world.one(ask("a", tokens_of(1, 60), 8))
+    # position 60 is computed in its turn, 61 .. 63 ahead; 64 needs a page; 65, 66 ahead; the eighth token ends it
+    assert before == [0, 2, 3, 4, 4, 6, 7, 7]
+    assert made[0].replays == 7
+
+
+def test_rows_of_which_only_some_ran_ahead_are_refused(tiny_model):
+    world = World.build(tiny_model)
+    with_graphs(world)
+    graphs = world.runner.graphs
+    rows = [replace(row, context=tuple(row.context[:21])) for row in _decode_rows(world)]
+    graphs.outputs(rows[:1])
+    graphs.run_ahead(rows[:1], torch.tensor([3]))
+    with pytest.raises(RuntimeError, match="1 of 2 decode rows did not run ahead"):
+        graphs.outputs([replace(rows[0], start=rows[0].start + 1), rows[1]])
+
+
+def _decode_rows(world: World):
+    plans = []
+    execute = world.runner.execute
+    world.runner.execute = lambda plan: plans.append(plan) or execute(plan)
+    world.answer(ask("a", tokens_of(1, 20), 9), ask("b", tokens_of(2, 20), 9))
+    return next(plan.decode for plan in plans if len(plan.decode) == 2)
