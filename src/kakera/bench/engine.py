@@ -24,7 +24,8 @@ class DecodeSpeed:
     """`step` times one token of all `batch` rows; `tokens_per_second` counts all rows.
 
     Of the rows' contexts, `computed_tokens` were computed in `fill_seconds` before the clock started; the others came
-    from the prefix cache, since they begin longer contexts of this run.
+    from the prefix cache, since they begin longer contexts of this run. `device_seconds` is what a GPU computes in a
+    step, captured as a graph, without the choice of tokens; `idle` is the rest of the mean step, as a share.
     """
 
     batch: int
@@ -33,6 +34,8 @@ class DecodeSpeed:
     tokens_per_second: float
     computed_tokens: int
     fill_seconds: float
+    device_seconds: float | None = None
+    idle: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,19 @@ class EngineBench:
             events = self._step()
             times.append(time.perf_counter() - began)
             tokens += sum(len(event.tokens) for event in events if isinstance(event, Tokens))
+        device = self._device_seconds(batch)
         for name in names:
             self.engine.abort(name)
         self._until_idle()
         if tokens < steps * batch:
             raise KakeraError(f"only {tokens} tokens in {steps} steps of {batch} rows: rows ended or waited meanwhile")
         computed = batch * context - sum(usage.cached_tokens for usage in usages)
-        return DecodeSpeed(batch, context, Times.of(times), tokens / sum(times), computed, filled)
+        idle = None if device is None else 1 - device * steps / sum(times)
+        return DecodeSpeed(batch, context, Times.of(times), tokens / sum(times), computed, filled, device, idle)
+
+    def _device_seconds(self, batch: int) -> float | None:
+        graphs = getattr(getattr(self.engine, "runner", None), "graphs", None)
+        return graphs.seconds(batch) if graphs is not None and batch <= graphs.rows else None
 
     def _time_prefill(self, context: int, batch: int) -> float:
         prompts = [self._tokens(self._random, context) for _ in range(batch)]

@@ -47,14 +47,15 @@ def beside(found: Beside) -> Table:
 
 
 def grid(title: str, rows: Sequence[DecodeSpeed | PrefillSpeed]) -> Table:
-    view = right_aligned(title, ("context", "at once", "time", "tokens/s", "computed before"))
+    view = right_aligned(title, ("context", "at once", "time", "GPU idle", "tokens/s", "computed before"))
     for row in rows:
         if isinstance(row, DecodeSpeed):
             time = f"{row.step.text()} ms a step (p50 / p95 / max)"
+            idle = "" if row.idle is None else f"{row.idle:.1%}"
             filled = f"{row.computed_tokens:,}, {row.fill_seconds:.1f} s"
         else:
-            time, filled = f"{row.seconds:.2f} s", ""
-        view.add_row(f"{row.context:,}", str(row.batch), time, f"{row.tokens_per_second:,.1f}", filled)
+            time, idle, filled = f"{row.seconds:.2f} s", "", ""
+        view.add_row(f"{row.context:,}", str(row.batch), time, idle, f"{row.tokens_per_second:,.1f}", filled)
     return view
 
 

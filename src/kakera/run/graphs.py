@@ -86,11 +86,16 @@ class DecodeGraphs:
         torch.cuda.current_stream(device).wait_stream(stream)
         self._captured = captured[::-1]
 
+    @property
+    def rows(self) -> int:
+        """Of the largest step that has a graph."""
+        return len(self._captured)
+
     def outputs(self, rows: Sequence[Row]) -> Outputs | None:
         """Of a step's decode rows, by a replay, or by the one that ran ahead; None if no graph is for such rows. Waits
         for nothing; all replays before must have been waited for. Raises RuntimeError if only some rows ran ahead."""
         ahead, self._ahead = self._ahead, {}
-        if not 0 < len(rows) <= len(self._captured) or any(len(row.tokens) != 1 for row in rows):
+        if not 0 < len(rows) <= self.rows or any(len(row.tokens) != 1 for row in rows):
             return None
         places = [ahead.get((row.request_id, row.slot, row.start)) for row in rows]
         if all(place is None for place in places):
@@ -136,6 +141,17 @@ class DecodeGraphs:
             pages_P = np.array(row.pages, dtype=np.int32)
             self._tables_SP[row.slot, : len(pages_P)] = torch.from_numpy(pages_P).to(self._tables_SP.device)
             self._in_table[row.slot] = known
+
+    def seconds(self, rows: int, repeats: int = 20) -> float:
+        """Of the device for one replay with `rows` rows, one after the other: for benchmarks, because it takes every
+        row's state out of step with its text."""
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        before.record()
+        for _ in range(repeats):
+            self._captured[rows - 1].graph.replay()
+        after.record()
+        after.synchronize()
+        return float(before.elapsed_time(after)) / 1e3 / repeats
 
     def forget(self, slot: int) -> None:
         """The slot gets another content: its pages may be others under the same name, and what ran ahead is void."""
