@@ -64,8 +64,9 @@ def serve(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
     last_sent = 0.0
     idle = False
     while True:
-        if socket.poll(int(ALIVE_SECONDS * 1000) if idle else 0):
-            _receive(engine, socket)
+        if idle:
+            socket.poll(int(ALIVE_SECONDS * 1000))
+        _receive(engine, socket)
         events = engine.step()
         stats = engine.stats()
         idle = not (stats.running or stats.waiting)

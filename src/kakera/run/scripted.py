@@ -110,7 +110,8 @@ class ScriptedRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         began = time.perf_counter()
-        time.sleep(max((self._stream_of(row).delay_seconds for row in plan.rows if row.sample), default=0.0))
+        if delay := max((self._stream_of(row).delay_seconds for row in plan.rows if row.sample), default=0.0):
+            time.sleep(delay)
         return StepResult(plan.step, tuple(map(self._result, plan.rows)), time.perf_counter() - began)
 
     def _result(self, row: Row) -> RowResult:
