@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kakera.bench.client import Client
-from kakera.bench.load import calibrate
 from kakera.bench.quantiles import Times
 from kakera.bench.server import ServerProcess
 from kakera.bench.text import Prose
@@ -57,7 +56,8 @@ class StepCost:
 
 async def resend(client: Client, prose: Prose, tokens: int, messages: int, times: int) -> Resend:
     """A conversation of `messages` messages and about `tokens` tokens, then `times` further turns."""
-    await calibrate(client, prose)
+    sample = prose.text[: tokens * 2]  # long, because the density of the text varies
+    prose.calibrate(sample, (await client.complete(sample, 1)).prompt_tokens)
     said = [{"role": ("user", "assistant")[i % 2], "content": prose.take(tokens // messages)} for i in range(messages)]
     if messages % 2 == 0:
         said.append({"role": "user", "content": "Go on."})
