@@ -184,6 +184,22 @@ def test_unknown_routes_have_the_error_shape(live):
     assert live.http.get("/v1/chat/completions").status_code == 405
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v2/chat/completions", None),
+        ("/v1/engines", None),
+    ],
+)
+def test_a_base_url_with_or_without_v1_too_much_is_told_what_is_served(live, asked, meant):
+    response = live.post(asked, messages=USER)
+    said = response.json()["error"]["message"]
+    assert response.status_code == 404 and asked in said
+    assert f"; {meant} is served" in said if meant else "is served" not in said
+
+
 def test_a_long_body_is_a_413_with_and_without_a_declared_length(serve):
     server = serve([{"text": "x"}], body_limit=1000)
     assert server.chat("x" * 2000).status_code == 413

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakera.errors import EngineDied, RequestRefused
@@ -97,6 +98,10 @@ def install_handlers(app: FastAPI, refusals: Refusals) -> None:
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
         what = f": {request.method} {request.url.path}" if error.status_code in (404, 405) else ""
+        if error.status_code == 404 and (meant := with_or_without_v1(request)):
+            what += (
+                f"; {meant} is served: OpenAI clients take a base URL that ends in /v1, Anthropic's one that does not"
+            )
         body = error_body(f"{error.detail}{what}", error.status_code)
         return refusals.answer(request.scope, error.status_code, body, error.headers)
 
@@ -106,6 +111,14 @@ def install_handlers(app: FastAPI, refusals: Refusals) -> None:
         status, body = describe(error)
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else None
         return refusals.answer(request.scope, status, body, headers)
+
+
+def with_or_without_v1(request: Request) -> str | None:
+    """The route that a base URL with a /v1 too few or too many misses."""
+    path = request.url.path
+    other = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    scope = {**request.scope, "path": other}
+    return other if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes) else None
 
 
 def explain(errors: Sequence[Any]) -> tuple[str | None, str]:
