@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kakera.ops import gdn_prefill_kernels as kernels
-from kakera.ops.gdn_prefill import NORM_WARPS, PREPARE_WARPS, tile_of
+from kakera.ops.gdn_prefill import INVERT_WARPS, NORM_WARPS, PREPARE_WARPS, tile_of
 from kakera.plan.spec import GdnSpec
 
 ARCHITECTURES = (80, 86, 89, 90, 120)  # A100, RTX 30, 40, H100/H200, RTX 50
@@ -26,7 +26,7 @@ POINTERS = {
     for kind, names in {
         "*bf16": "mixed columns saved_columns y",
         "*fp16": "qk v scores inverse o saved",
-        "*fp32": "taps rate dt_bias overlap total state scale",
+        "*fp32": "taps rate dt_bias overlap decays state scale",
         "fp32": "eps q_scale",
     }.items()
     for name in names.split()
@@ -67,11 +67,12 @@ def main(arch: int) -> None:
     passing = {"SAVE": True, "BLOCK_D": tile.columns, "STAGES": tile.stages}
     for kernel, constants, warps in (
         (kernels.prepare, {**sizes, **taps}, PREPARE_WARPS),
-        (kernels.invert, sizes, 1),
+        (kernels.invert, sizes, INVERT_WARPS),
         (kernels.advance, {**sizes, **taps, **passing}, tile.warps),
         (kernels.normalise, sizes, NORM_WARPS),
     ):
-        print(kernel.fn.__name__, *used(compiled(kernel, constants, arch, warps), arch), flush=True)
+        made = compiled(kernel, constants, arch, warps)
+        print(kernel.fn.__name__, *used(made, arch), flush=True)
 
 
 if __name__ == "__main__":

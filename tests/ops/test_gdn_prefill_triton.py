@@ -105,7 +105,7 @@ def test_parts_of_a_span():
 def test_scratch_is_what_the_plan_says():
     world = World(TINY, 150)
     held = vars(gdn._Span(world.mixed, world, TINY, 1e-6, world.state, world.columns, world.mixed))
-    names = ("_qk", "_v", "_o", "_inverse", "_scores", "_overlap", "_total")
+    names = ("_qk", "_v", "_o", "_inverse", "_scores", "_overlap", "_decays")
     assert sum(held[name].untyped_storage().nbytes() for name in names) == scratch_bytes(TINY, 150)
     large = GdnSpec(16, 48, 128, 128, 4)
     assert scratch_bytes(large, 100_000) == scratch_bytes(large, 8192) < 420e6

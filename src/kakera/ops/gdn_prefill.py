@@ -19,7 +19,7 @@ from kakera.plan import gdn_plan
 from kakera.plan.gdn_plan import CHUNK
 from kakera.plan.spec import GdnSpec
 
-PREPARE_WARPS, NORM_WARPS = 8, 4
+PREPARE_WARPS, INVERT_WARPS, NORM_WARPS = 16, 1, 4
 
 
 class GdnPrefillWeights(Protocol):
@@ -84,6 +84,7 @@ def gdn_prefill(
     for first in range(0, tokens, gdn_plan.RANGE):
         end = min(first + gdn_plan.RANGE, tokens)
         span.prepare(first, end)
+        span.invert(first, end)
         for begin, stop, into in segments(first, end, saves):
             span.advance(begin - first, stop - first, stop, into)
         span.normalise(first, end)
@@ -130,12 +131,12 @@ class _Span:
         self._v, self._o = half(chunks, V, D, CHUNK), half(chunks, V, D, CHUNK)
         self._inverse, self._scores = half(chunks, V, CHUNK, CHUNK), half(chunks, V, CHUNK, CHUNK)
         self._overlap = single(chunks, J, CHUNK, CHUNK)
-        self._total = single(chunks, V, CHUNK)
+        self._decays = single(chunks, V, 3, CHUNK)
 
     def prepare(self, first: int, end: int) -> None:
-        """Everything that does not need the state, for tokens first .. end - 1."""
-        spec, chunks = self._spec, _chunks(end - first)
-        kernels.prepare[(spec.k_heads + spec.v_heads, chunks)](
+        """q, k, v, decays and scores of tokens first .. end - 1."""
+        spec = self._spec
+        kernels.prepare[(spec.k_heads + spec.v_heads, _chunks(end - first))](
             self._mixed,
             self._conv,
             self._weights.conv_KC,
@@ -145,21 +146,23 @@ class _Span:
             self._v,
             self._overlap,
             self._scores,
-            self._total,
+            self._decays,
             first // CHUNK,
             self._tokens,
             TAPS=spec.conv_taps,
             num_warps=PREPARE_WARPS,
             **self._sizes,
         )
-        kernels.invert[(spec.v_heads, chunks)](
+
+    def invert(self, first: int, end: int) -> None:
+        kernels.invert[(self._spec.v_heads, _chunks(end - first))](
             self._mixed,
             self._overlap,
-            self._total,
+            self._decays,
             self._inverse,
             first // CHUNK,
             self._tokens,
-            num_warps=1,
+            num_warps=INVERT_WARPS,
             **self._sizes,
         )
 
@@ -172,7 +175,7 @@ class _Span:
             self._v,
             self._inverse,
             self._scores,
-            self._total,
+            self._decays,
             self._o,
             self._state,
             saved.state_VKD,

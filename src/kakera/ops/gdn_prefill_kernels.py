@@ -27,26 +27,35 @@ BLOCK = tl.constexpr(16)  # of the inverse
 FP16_MAX = tl.constexpr(65504.0)
 L2_EPS = tl.constexpr(1e-6)
 SOFTPLUS_LINEAR = tl.constexpr(20.0)
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)  # which has no inline assembly
 
 
 @triton.jit
 def _half(x):
     """fp16, clamped: an infinity in the state would never leave it."""
-    return tl.minimum(tl.maximum(x, -FP16_MAX), FP16_MAX).to(tl.float16)
+    if INTERPRETED:
+        half = tl.minimum(tl.maximum(x, -FP16_MAX), FP16_MAX).to(tl.float16)
+    else:  # one instruction for two values; as minimum and maximum it is a third of what the state pass issues
+        half = tl.inline_asm_elementwise(
+            "cvt.rn.satfinite.f16x2.f32 $0, $2, $1;", "=r,f,f", [x], dtype=tl.float16, is_pure=True, pack=2
+        )
+    return half
 
 
 @triton.jit
-def _convolved(mixed, columns, taps, token, channel, tokens, STRIDE: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr):
-    """SiLU of the causal convolution, fp32 [tokens, channels]; 0 from the span's end on."""
-    total = tl.zeros([token.shape[0], channel.shape[0]], tl.float32)
+def _convolved(mixed, columns, taps, chunk, channel, tokens, STRIDE: tl.constexpr, C: tl.constexpr, TAPS: tl.constexpr):
+    """SiLU of the causal convolution of a chunk, fp32 [64, channels]; 0 from the span's end on."""
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    total = tl.zeros([CHUNK, channel.shape[0]], tl.float32)
     for tap in tl.static_range(TAPS):
         row = token - (TAPS - 1 - tap)
         seen = (row >= 0) & (row < tokens)
         at = row.to(tl.int64)[:, None] * STRIDE + channel[None, :]
         x = tl.load(mixed + at, mask=seen[:, None], other=0.0).to(tl.float32)
-        if tap < TAPS - 1:
-            before = columns + (row + TAPS - 1)[:, None] * C + channel[None, :]
-            x += tl.load(before, mask=(row < 0)[:, None], other=0.0).to(tl.float32)
+        if tap < TAPS - 1:  # noqa: SIM102 (known when compiling, the inner one is not)
+            if chunk == 0:
+                before = columns + (row + TAPS - 1)[:, None] * C + channel[None, :]
+                x += tl.load(before, mask=(row < 0)[:, None], other=0.0).to(tl.float32)
         total += x * tl.load(taps + tap * C + channel)[None, :]
     return tl.where((token < tokens)[:, None], total / (1.0 + tl.exp(-total)), 0.0)
 
@@ -79,7 +88,7 @@ def prepare(
     v,  # out, fp16 [M, V, D, 64]: transposed, as the state is
     overlap,  # out, fp32 [M, J, 64, 64]: K K^T
     scores,  # out, fp16 [M, V, 64, 64]: (Q K^T) * decay, lower with diagonal
-    total,  # out, fp32 [M, V, 64]: G
+    decays,  # out, fp32 [M, V, 3, 64]: G, exp(G), exp(G_last - G)
     first,  # chunk of the span with which the range starts
     tokens,
     STRIDE: tl.constexpr,
@@ -98,10 +107,10 @@ def prepare(
         key = tl.arange(0, K)
         tile = row[:, None] * K + key[None, :]
         to = qk + (chunk * 2 * J + head).to(tl.int64) * (CHUNK * K)
-        k = _convolved(mixed, columns, taps, token, (J + head) * K + key, tokens, STRIDE, C, TAPS)
+        k = _convolved(mixed, columns, taps, first + chunk, (J + head) * K + key, tokens, STRIDE, C, TAPS)
         k = (k * tl.rsqrt(tl.sum(k * k, 1) + L2_EPS)[:, None]).to(tl.float16)
         tl.store(to + J * CHUNK * K + tile, k)
-        q = _convolved(mixed, columns, taps, token, head * K + key, tokens, STRIDE, C, TAPS)
+        q = _convolved(mixed, columns, taps, first + chunk, head * K + key, tokens, STRIDE, C, TAPS)
         q = (q * tl.rsqrt(tl.sum(q * q, 1) + L2_EPS)[:, None]).to(tl.float16)
         tl.store(to + tile, q)
         square = row[:, None] * CHUNK + row[None, :]
@@ -114,13 +123,16 @@ def prepare(
             g = _log_decay(gates, tl.load(rate + of), tl.load(dt_bias + of), token, tokens, STRIDE, V)
             sum_ = tl.cumsum(g, 0)
             unit = (chunk * V + of).to(tl.int64)
-            tl.store(total + unit * CHUNK + row, sum_)
+            of_unit = decays + unit * (3 * CHUNK) + row
+            tl.store(of_unit, sum_)
+            tl.store(of_unit + CHUNK, tl.exp(sum_))
+            tl.store(of_unit + 2 * CHUNK, tl.exp(tl.sum(g, 0) - sum_))
             decay = tl.exp(tl.where(seen, sum_[:, None] - sum_[None, :], float("-inf")))
             tl.store(scores + unit * (CHUNK * CHUNK) + square, (product * decay).to(tl.float16))
     else:
         value = tl.arange(0, D)
         channel = 2 * J * K + (head - J) * D + value
-        x = _convolved(mixed, columns, taps, token, channel, tokens, STRIDE, C, TAPS)
+        x = _convolved(mixed, columns, taps, first + chunk, channel, tokens, STRIDE, C, TAPS)
         to = v + (chunk * V + head - J).to(tl.int64) * (D * CHUNK)
         tl.store(to + value[:, None] * CHUNK + row[None, :], tl.trans(_half(x)))
 
@@ -168,7 +180,7 @@ def _store_block(matrix, block, beta, i: tl.constexpr, j: tl.constexpr):
 def invert(
     mixed,
     overlap,  # fp32 [M, J, 64, 64]: K K^T
-    total,  # fp32 [M, V, 64]: G
+    decays,  # fp32 [M, V, 3, 64]
     inverse,  # out, fp16 [M, V, 64, 64]: T'
     first,
     tokens,
@@ -186,7 +198,7 @@ def invert(
     head, chunk = tl.program_id(0), tl.program_id(1)
     unit = (chunk * V + head).to(tl.int64)
     a = overlap + (chunk * J + head // (V // J)).to(tl.int64) * (CHUNK * CHUNK)
-    g = total + unit * CHUNK
+    g = decays + unit * (3 * CHUNK)
     gates = mixed + 2 * J * K + 2 * V * D + head
     token = (first + chunk) * CHUNK
     b0, g0 = _beta(gates, token + _at(0), tokens, STRIDE), tl.load(g + _at(0))
@@ -255,7 +267,7 @@ def advance(
     v,  # fp16 [M, V, D, 64]
     inverse,  # fp16 [M, V, 64, 64]
     scores,  # fp16 [M, V, 64, 64]
-    total,  # fp32 [M, V, 64]
+    decays,  # fp32 [M, V, 3, 64]
     o,  # out, fp16 [M, V, D, 64]: S^T q for q of norm 1
     state,  # fp32 [V, K, D], updated
     saved,  # [V, K, D], fp32 or fp16: gets the state too, if SAVE
@@ -297,14 +309,14 @@ def advance(
         q = tl.load(queries)
         a = tl.load(scores + unit * (CHUNK * CHUNK) + square)
         x = tl.load(v + unit * (D * CHUNK) + flat).to(tl.float32)
-        decay = tl.load(total + unit * CHUNK + row)
-        last = tl.load(total + unit * CHUNK + CHUNK - 1)
-        grown = tl.exp(decay)[None, :]
+        grown = tl.load(decays + unit * (3 * CHUNK) + CHUNK + row)[None, :]
+        remaining = tl.load(decays + unit * (3 * CHUNK) + 2 * CHUNK + row)[None, :]
+        grown_last = tl.load(decays + unit * (3 * CHUNK) + 2 * CHUNK - 1)
         s_half = _half(s)
         x -= tl.dot(s_half, tl.trans(k)) * grown
         result = tl.dot(s_half, tl.trans(q)) * grown
         x = tl.dot(_half(x), tl.trans(t))
-        s = tl.dot(_half(x * tl.exp(last - decay)[None, :]), k, s * tl.exp(last))
+        s = tl.dot(_half(x * remaining), k, s * grown_last)
         result = tl.dot(_half(x), tl.trans(a), result)
         tl.store(o + unit * (D * CHUNK) + flat, _half(result))
     tl.store(state_tile, s)
