@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, cast
@@ -46,8 +47,8 @@ def completion_routes(service: Service) -> APIRouter:
     return router
 
 
-def prompt_tokens(body: CompletionBody, model: ServedModel) -> list[list[int]]:
-    """One token list per prompt. Raises RequestRefused for ids outside the vocabulary."""
+def prompt_tokens(body: CompletionBody, model: ServedModel) -> list[array[int]]:
+    """Packed tokens per prompt. Raises RequestRefused for ids outside the vocabulary."""
     prompt = body.prompt
     if isinstance(prompt, str):
         prompts: list[Any] = [prompt]
@@ -59,10 +60,10 @@ def prompt_tokens(body: CompletionBody, model: ServedModel) -> list[list[int]]:
     lists = [model.tokenizer.encode(p, special) if isinstance(p, str) else cast("list[int]", p) for p in prompts]
     for tokens in lists:
         check_prompt_tokens(tokens, model)
-    return lists
+    return [packed(tokens) for tokens in lists]
 
 
-def completion_job(body: CompletionBody, tokens: list[int], service: Service, constraint: Constraint | None) -> Job:
+def completion_job(body: CompletionBody, tokens: array[int], service: Service, constraint: Constraint | None) -> Job:
     # The engine always makes a token; for max_tokens 0 it is left out of the answer.
     wanted = None if body.max_tokens is None else max(1, body.max_tokens)
     prompt_logprobs = body.logprobs if body.echo else None
@@ -74,7 +75,7 @@ def completion_job(body: CompletionBody, tokens: list[int], service: Service, co
         prompt_logprobs=prompt_logprobs,
         constraint=constraint,
     )
-    return Job(new_id("cmpl"), packed(tokens), sampling, choices=body.n or 1, stops=body.stops)
+    return Job(new_id("cmpl"), tokens, sampling, choices=body.n or 1, stops=body.stops)
 
 
 class CompletionReply:
