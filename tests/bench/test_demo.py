@@ -31,4 +31,4 @@ def test_the_demo_fails_when_the_model_answers_wrong(tiny_model, monkeypatch):
     assert demo.main(str(tiny_model), Console(file=seen, width=120)) == 1
     shown = seen.getvalue()
     assert "An answer is wrong." in shown
-    assert "of these cached" in shown and "KV bytes a token" in shown
+    assert "of these cached" in shown and "bytes a token in int2" in shown and "requests at once of up to" in shown

@@ -95,6 +95,7 @@ def test_plan_of_a_config_alone_computes_the_weights(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["plan", "no-such-thing"], "not a Hugging Face repo id"),
+        (["plan", "qwen3.8-9b"], "knows the shapes qwen3.8-27b, "),
         (["plan", *FITTING, "--gpus", "12GB,12GB,12GB"], "can not share 4 KV heads"),
         (["plan", "qwen3.8-27b", "--gpus", "gtx99"], "not a known card"),
         (["plan", "--host-cache", "much"], "is not a size"),

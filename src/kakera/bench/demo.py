@@ -48,7 +48,8 @@ def main(model: str = MODEL, console: Console | None = None) -> int:
             server = stack.enter_context(ServerProcess(model))
         console.print(f"The server answers on {server.url}/v1 after {time.perf_counter() - began:.1f} s.\n")
         first, second = asyncio.run(_converse(server, tokens, console))
-    console.print(_table(first, second, plan))
+    console.print(_table(first, second))
+    console.print(_sizes(plan))
     right = FIRST.right(first.text) and SECOND.right(second.text)
     console.print("\n[green]Both answers are right.[/]" if right else "\n[red]An answer is wrong.[/]")
     if right:
@@ -125,9 +126,7 @@ def _prefilled(server: ServerProcess) -> float:
     return float(match[1]) if match else 0.0
 
 
-def _table(first: Trace, second: Trace, plan: Plan) -> Table:
-    dense = kv_format(plan.spec, Wishes(kv="bf16")).token_bytes(plan.spec)
-    coded = plan.kv.token_bytes(plan.spec)
+def _table(first: Trace, second: Trace) -> Table:
     view = Table(title="what was measured", show_header=True)
     for name in ("", "first turn (cold)", "second turn"):
         view.add_column(name, justify="right" if name else "left")
@@ -136,11 +135,16 @@ def _table(first: Trace, second: Trace, plan: Plan) -> Table:
     view.add_row("time to first token", f"{first.ttft:.2f} s", f"{second.ttft:.2f} s")
     view.add_row("prompt tokens a second", f"{first.prompt_tokens / first.ttft:,.0f}", "")
     view.add_row("answer tokens a second", _speed(first), _speed(second))
-    view.add_section()
-    view.add_row("KV bytes a token", f"{coded:,} in {plan.kv.codec}", f"{dense:,} in bf16")
-    view.add_row("longest request", f"{plan.context:,} tokens", f"{plan.slots} requests at once")
-    view.add_row("planned memory", gigabytes(plan.total("device")), f"+ {gigabytes(plan.total('host'))} prefix cache")
     return view
+
+
+def _sizes(plan: Plan) -> str:
+    dense = kv_format(plan.spec, Wishes(kv="bf16")).token_bytes(plan.spec)
+    return (
+        f"KV cache: {plan.kv.token_bytes(plan.spec):,} bytes a token in {plan.kv.codec}, {dense:,} would be bf16's.\n"
+        f"Planned: {gigabytes(plan.total('device'))} and {gigabytes(plan.total('host'))} of prefix cache, for "
+        f"{plan.slots} requests at once of up to {plan.context:,} tokens each."
+    )
 
 
 def _speed(trace: Trace) -> str:

@@ -106,8 +106,13 @@ def _complete(path: Path) -> Path:
 
 
 def _repo_id(name: str) -> str:
+    from kakera.plan.known import KNOWN
+
     if not _REPO_ID.fullmatch(name):
-        raise UsageError(f"{name}: no such directory, and not a Hugging Face repo id (owner/name); `mini` is bundled")
+        raise UsageError(
+            f"{name}: no such directory, and not a Hugging Face repo id (owner/name); `mini` is bundled, and "
+            f"`kakera plan` knows the shapes {', '.join(KNOWN)}"
+        )
     return name
 
 
