@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from kakera import __version__
-from kakera.cli import bench, chat, doctor, eval, info, plan, quantize, serve, service
+from kakera.cli import bench, calibrate, chat, doctor, eval, info, plan, quantize, serve, service
 from kakera.errors import KakeraError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("plan")(plan.plan)
 app.command("quantize")(quantize.quantize)
+app.command("calibrate")(calibrate.calibrate)
 app.command("info")(info.info)
 app.command("doctor")(doctor.doctor)
 app.add_typer(service.app, name="service")

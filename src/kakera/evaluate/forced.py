@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, Span
-from kakera.model.qwen3_5 import HybridModel
+from kakera.model.qwen3_5 import HybridModel, KeyValues
 from kakera.model.state import StatePool
 from kakera.schedule.step import PAGE
 
@@ -22,7 +21,7 @@ HEAD_ROWS = 256  # rows of logits at a time: 256 x 248,320 fp32 is 254 MB
 class Forced:
     """Owns slot 0 and the first pages of a cache that nothing else uses. `chunk` tokens a step, a multiple of PAGE."""
 
-    def __init__(self, model: HybridModel, kv: KVCache, states: StatePool, chunk: int):
+    def __init__(self, model: HybridModel, kv: KeyValues, states: StatePool, chunk: int):
         self.model = model
         self.kv = kv
         self.states = states

@@ -66,7 +66,10 @@ class KVCache:
             raise UsageError(f"--rotation: the {fmt.codec} cache is exact and takes no rotation; use --kv int2")
         self._spec = spec
         self._device = torch.device(device)
-        self._pool = create_pool(spec, fmt, pages, DECODE_PIECE, self._device)
+        graded = rotation is not None and rotation.graded
+        if graded and fmt.group * 2 != spec.head_dim:
+            raise UsageError(f"--rotation: a graded rotation needs --kv-group {spec.head_dim // 2}, not {fmt.group}")
+        self._pool = create_pool(spec, fmt, pages, DECODE_PIECE, self._device, graded)
         self._window_pages = fmt.window_pages if fmt.windowed else 0
         self._recent = RecentStore(spec, fmt, slots, self._device) if fmt.windowed else None
         self._rotation: Rotation | None = None

@@ -51,10 +51,12 @@ class PagePool(Protocol):
         ...
 
 
-def create_pool(spec: ModelSpec, fmt: KvFormat, pages: int, piece_pages: int, device: torch.device) -> PagePool:
-    """`piece_pages` bounds the pages of one decode block."""
+def create_pool(
+    spec: ModelSpec, fmt: KvFormat, pages: int, piece_pages: int, device: torch.device, graded: bool = False
+) -> PagePool:
+    """`piece_pages` bounds the pages of one decode block; `graded`: as `Rotation.graded`."""
     if fmt.codec == "int2":
-        return Int2Pool(spec, fmt.group, pages, piece_pages, device)
+        return Int2Pool(spec, fmt.group, pages, piece_pages, device, graded)
     return DensePool(spec, DENSE_DTYPES[fmt.codec], pages, device)
 
 
@@ -90,12 +92,18 @@ class DensePool:
 
 
 class Int2Pool:
-    """Pages of 2-bit codes, with an fp16 scale and minimum per group."""
+    """Pages of 2-bit codes, with an fp16 scale and minimum per group.
+
+    Codes of graded rows stand for digits instead of dims (`codec.encode_graded`): a linear map, which queries take
+    before the products and mixed values behind them.
+    """
 
     dtype = codec.WINDOW_DTYPE
 
-    def __init__(self, spec: ModelSpec, group: int, pages: int, piece_pages: int, device: torch.device):
-        self._group = group
+    def __init__(
+        self, spec: ModelSpec, group: int, pages: int, piece_pages: int, device: torch.device, graded: bool = False
+    ):
+        self._group, self._graded = group, graded
         layers, heads, dim = len(spec.full_layers), spec.kv_heads, spec.head_dim
         codes = (layers, pages, 2, heads, PAGE_TOKENS, dim // 4)
         parameters = (
@@ -128,13 +136,14 @@ class Int2Pool:
 
     def _encode(self, kv_B2: Tensor) -> tuple[Tensor, Tensor]:
         """Codes [B, 2, ..., D / 4] and parameters [B, 2, ..., 2, groups] of kv [B, 2, ..., D]."""
-        rows = codec.encode(kv_B2, self._group)
+        rows = codec.encode_graded(kv_B2) if self._graded else codec.encode(kv_B2, self._group)
         return rows.codes, torch.stack((rows.scale, rows.minimum), -2)
 
     def read(self, layer: int, ids: Tensor) -> Tensor:
         parameters = self._parameters[layer].index_select(0, ids).movedim(-1, 3)
         codes = self._codes[layer].index_select(0, ids)
-        return pages_to_rows(codec.decode(codec.Int2Rows(codes, parameters[..., 0, :], parameters[..., 1, :])))
+        rows = codec.decode(codec.Int2Rows(codes, parameters[..., 0, :], parameters[..., 1, :]))
+        return pages_to_rows(codec.from_digits(rows) if self._graded else rows)
 
     def scorer(self, q_KGD: Tensor) -> Callable[[int, Tensor], tuple[Tensor, ValueBlock]]:
         """q . key = scale (q . level) + minimum sum(q), group by group.
@@ -144,6 +153,8 @@ class Int2Pool:
         0.27 ms for keys and values (0.68 with masks broadcast along the bytes), the products 0.6 ms. A table look-up
         per byte took 14 ms, torch's int8 weight product 22 ms.
         """
+        if self._graded:
+            q_KGD = codec.to_digits(q_KGD)
         q_RKGW = torch.unflatten(q_KGD, -1, (self._runs, -1)).permute(2, 0, 1, 3)
         sums_CKG1 = self._by_group(q_RKGW.sum(-1, keepdim=True)).sum(1)
         q_BGW = (q_RKGW * self._weights_R111).flatten(0, 1)
@@ -167,7 +178,8 @@ class Int2Pool:
         mixed_KGRW = mixed_BGW.view(self._runs, *p_KGN.shape[:2], -1).permute(1, 2, 0, 3)
         offset_KGC = torch.bmm(p_KGN, minimum_CKN.permute(1, 2, 0))
         offset_KGR1 = offset_KGC.repeat_interleave(self._runs // len(scale_CKN), -1).unsqueeze(-1)
-        return (mixed_KGRW + offset_KGR1).flatten(2)
+        mixed_KGD = (mixed_KGRW + offset_KGR1).flatten(2)
+        return codec.from_digits(mixed_KGD) if self._graded else mixed_KGD
 
     def _by_group(self, x_R: Tensor) -> Tensor:
         """[R, ...] to [C, R / C, ...]."""

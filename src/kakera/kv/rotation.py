@@ -3,6 +3,8 @@
 Key' = (key - centre) R after RoPE and query' = query R leave softmax unchanged: R cancels, and a fixed centre shifts
 all logits of a query alike. Value' = (value - centre) R, output = output' R^T + centre. Everything in the cache, the
 16-bit window included, lives in this rotated frame (the INT2 KV notes, "Application at run time").
+
+A graded rotation (`kakera calibrate`) leaves dims in falling order of variance, and the codec spends its bits there.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,15 +76,16 @@ class Frame:
 
 @dataclass(frozen=True)
 class Rotation:
-    """The frames of keys and values of one model."""
+    """The frames of keys and values of one model. `graded`: coded by `codec.encode_graded`."""
 
     k: Frame
     v: Frame
+    graded: bool = False
 
     @property
     def hash(self) -> bytes:
         """32 bytes that tell two rotations apart: part of the prefix cache's salt, since pages depend on it."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(b"graded" if self.graded else b"")
         for tensor in (*self.k.tensors(), *self.v.tensors()):
             digest.update(repr(tuple(tensor.shape)).encode() + tensor.float().cpu().contiguous().numpy().tobytes())
         return digest.digest()
@@ -96,7 +99,7 @@ class Rotation:
                 raise CheckpointError(f"the rotation is for {found} layers, KV heads and dims; this model has {shape}")
 
     def to(self, device: torch.device | str) -> Rotation:
-        return Rotation(self.k.to(device), self.v.to(device))
+        return Rotation(self.k.to(device), self.v.to(device), self.graded)
 
     @staticmethod
     def hadamard(spec: ModelSpec) -> Rotation:
@@ -107,7 +110,12 @@ class Rotation:
     @staticmethod
     def load(path: Path, spec: ModelSpec) -> Rotation:
         """Read a directory with one `k_rotation*.pt` and one `v_rotation*.pt`. Raises CheckpointError."""
-        return Rotation(_load_frame(_find(path, "k"), spec), _load_frame(_find(path, "v"), spec))
+        records = [_read(_find(path, name)) for name in FILE_NAMES]
+        graded = {bool(record.get("graded")) for _, record in records}
+        if len(graded) > 1:
+            raise CheckpointError(f"{path}: one of the two rotations is graded and the other is not; use a pair")
+        k, v = (_frame(file, record, spec) for file, record in records)
+        return Rotation(k, v, graded.pop())
 
     def save(self, directory: Path, spec: ModelSpec, objective: str) -> None:
         """Write both files in format 2 (one matrix per KV head), with a `centre` beside each rotation."""
@@ -122,7 +130,13 @@ class Rotation:
                 }
                 for i, layer in enumerate(spec.full_layers)
             }
-            record = {"format_version": 2, "objective": objective, "source_grouping": "head", "layers": layers}
+            record = {
+                "format_version": 2,
+                "objective": objective,
+                "source_grouping": "head",
+                "graded": self.graded,
+                "layers": layers,
+            }
             torch.save(record, directory / FILE_NAMES[name])
 
 
@@ -156,7 +170,7 @@ def _hadamard_factors(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return left.to(device), (right / size**0.5).to(device)
 
 
-def _find(directory: Path, name: Literal["k", "v"]) -> Path:
+def _find(directory: Path, name: str) -> Path:
     found = sorted(directory.glob(f"{name}_rotation*.pt"))
     if len(found) != 1:
         raise CheckpointError(
@@ -165,8 +179,7 @@ def _find(directory: Path, name: Literal["k", "v"]) -> Path:
     return found[0]
 
 
-def _load_frame(path: Path, spec: ModelSpec) -> Frame:
-    """Formats 1 ([D, D] shared by the heads of a layer) and 2 ([kv_heads, D, D]); layer ids are ints or strings."""
+def _read(path: Path) -> tuple[Path, dict[str, Any]]:
     try:
         record = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a dozen unrelated types for a damaged or hostile file
@@ -175,6 +188,11 @@ def _load_frame(path: Path, spec: ModelSpec) -> Frame:
         raise CheckpointError(f"{path}: a rotation file holds a dict with the key 'layers'")
     if record.get("format_version") not in (1, 2):
         raise CheckpointError(f"{path}: format_version {record.get('format_version')!r} is not known; 1 and 2 are")
+    return path, record
+
+
+def _frame(path: Path, record: dict[str, Any], spec: ModelSpec) -> Frame:
+    """Formats 1 ([D, D] shared by the heads of a layer) and 2 ([kv_heads, D, D]); layer ids are ints or strings."""
     layers = {str(layer): entry for layer, entry in record["layers"].items()}
     missing = [layer for layer in spec.full_layers if str(layer) not in layers]
     if missing:
