@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kakera.cli import app
+from kakera.cli.eval import _progress
 from kakera.errors import UsageError
 
 SMALL = ["--gpus", "cpu", "--chunk", "64", "--json"]
@@ -38,6 +39,15 @@ def test_a_suite_writes_answers_that_serve_as_a_baseline(tiny_model, tmp_path):
     again = run("retrieval", str(tiny_model), "--baseline", str(answers), *options)
     baseline = again["groups"][-1]["baseline"]
     assert baseline["same_text"] == baseline["same_verdict"] == baseline["total"] == 2
+
+
+def test_without_a_terminal_every_tenth_is_a_line_on_stderr(capsys):
+    with _progress("windows", 25) as advance:
+        for _ in range(25):
+            advance()
+    shown = capsys.readouterr()
+    lines = shown.err.splitlines()
+    assert (lines[0], lines[-1], len(lines), shown.out) == ("windows: 3 of 25", "windows: 25 of 25", 10, "")
 
 
 def test_a_scripted_model_has_nothing_to_evaluate(tmp_path):

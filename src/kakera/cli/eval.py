@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -176,14 +177,29 @@ def _directory(model: str) -> Path:
 
 @contextmanager
 def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, so that stdout stays clean; yields the function that moves it by one."""
+    """A bar on stderr, so that stdout stays clean, or a line a tenth; yields the function that moves it by one."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    if not (console := Console(stderr=True)).is_terminal:
+        yield _lines(what, total)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
+
+
+def _lines(what: str, total: int) -> Callable[[], None]:
+    """For a log: a minute without a word looks like a hang."""
+    numbers = count(1)
+
+    def advance() -> None:
+        done = next(numbers)
+        if done * 10 // total > (done - 1) * 10 // total:
+            typer.echo(f"{what}: {done} of {total}", err=True)
+
+    return advance
 
 
 def _show(result: dict[str, Any], as_json: bool, view: Any) -> None:
