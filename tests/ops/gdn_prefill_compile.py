@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kakera.ops import gdn_prefill_kernels as kernels
-from kakera.ops.gdn_prefill import INVERT_WARPS, NORM_WARPS, PREPARE_WARPS, tile_of
+from kakera.ops.gdn_prefill import INVERT_WARPS, NORM_WARPS, tile_of
 from kakera.plan.spec import GdnSpec
 
 ARCHITECTURES = (80, 86, 89, 90, 120)  # A100, RTX 30, 40, H100/H200, RTX 50
@@ -42,22 +42,16 @@ def compiled(kernel: Any, constants: dict[str, int | bool], arch: int, warps: in
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps})
 
 
-def used(made: Any, arch: int) -> tuple[int, int, int]:
-    """Shared bytes, registers of a thread and its stack, as the assembler reports them."""
-    suffix = "a" if arch >= 90 else ""
-    tool = triton.knobs.nvidia.ptxas_blackwell if arch >= 100 else triton.knobs.nvidia.ptxas
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(made.asm["ptx"])
+def used(made: Any) -> tuple[int, int, int]:
+    """Shared bytes, registers of a thread and bytes of its stack, as the binary has them."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
         file.flush()
-        report = subprocess.run(
-            [tool.path, "-v", f"--gpu-name=sm_{arch}{suffix}", file.name, "-o", "/dev/null"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stderr
-    registers, stack = re.search(r"Used (\d+) registers", report), re.search(r"(\d+) bytes stack frame", report)
-    assert registers and stack, report
-    return made.metadata.shared, int(registers[1]), int(stack[1])
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    assert found, report
+    return made.metadata.shared, int(found[1]), int(found[2])
 
 
 def main(arch: int) -> None:
@@ -66,13 +60,13 @@ def main(arch: int) -> None:
     taps = {"TAPS": SPEC.conv_taps}
     passing = {"SAVE": True, "BLOCK_D": tile.columns, "STAGES": tile.stages}
     for kernel, constants, warps in (
-        (kernels.prepare, {**sizes, **taps}, PREPARE_WARPS),
+        (kernels.prepare, {**sizes, **taps}, tile.prepare_warps),
         (kernels.invert, sizes, INVERT_WARPS),
         (kernels.advance, {**sizes, **taps, **passing}, tile.warps),
         (kernels.normalise, sizes, NORM_WARPS),
     ):
         made = compiled(kernel, constants, arch, warps)
-        print(kernel.fn.__name__, *used(made, arch), flush=True)
+        print(kernel.fn.__name__, *used(made), flush=True)
 
 
 if __name__ == "__main__":

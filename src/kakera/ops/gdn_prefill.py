@@ -19,7 +19,7 @@ from kakera.plan import gdn_plan
 from kakera.plan.gdn_plan import CHUNK
 from kakera.plan.spec import GdnSpec
 
-PREPARE_WARPS, INVERT_WARPS, NORM_WARPS = 16, 1, 4
+INVERT_WARPS, NORM_WARPS = 1, 4
 
 
 class GdnPrefillWeights(Protocol):
@@ -44,11 +44,12 @@ class StateSave(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Of the pass over the state: columns of the state a program, its warps, stages of its loads."""
+    """Of the pass over the state: columns a program, its warps, stages of its loads; warps of `prepare`."""
 
     columns: int
     warps: int
     stages: int
+    prepare_warps: int
 
     @staticmethod
     def of(device: torch.device, spec: GdnSpec) -> Tile:
@@ -57,8 +58,12 @@ class Tile(NamedTuple):
 
 
 def tile_of(major: int, spec: GdnSpec) -> Tile:
-    """64 columns are the rows of a Hopper tensor-core tile; elsewhere two stages have to fit in 99 KB."""
-    return Tile(min(64, spec.v_dim), 4, 3 if major in (9, 10) else 2)
+    """64 columns are the rows of a Hopper tensor-core tile; elsewhere two stages have to fit in 99 KB.
+
+    `prepare` has 16 warps of 92 registers on Hopper; elsewhere 16 spill, and 8 of 211 registers do not.
+    """
+    columns = min(64, spec.v_dim)
+    return Tile(columns, 4, 3, 16) if major in (9, 10) else Tile(columns, 4, 2, 8)
 
 
 def gdn_prefill(
@@ -150,7 +155,7 @@ class _Span:
             first // CHUNK,
             self._tokens,
             TAPS=spec.conv_taps,
-            num_warps=PREPARE_WARPS,
+            num_warps=self._tile.prepare_warps,
             **self._sizes,
         )
 
