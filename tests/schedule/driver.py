@@ -28,12 +28,21 @@ class Driver:
     """`host` is in checkpoints' worth of bytes."""
 
     def __init__(
-        self, pages=256, slots=4, chunk=512, context=300_000, host=100, windowed=True, max_waiting=1000, seconds=None
+        self,
+        pages=256,
+        slots=4,
+        chunk=512,
+        context=300_000,
+        host=100,
+        windowed=True,
+        max_waiting=1000,
+        seconds=None,
+        saves=2**31,
     ):
         host_bytes = int(host * CHECKPOINT_BYTES)
         self.cache = PrefixCache(CacheSizes(pages, host_bytes, CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES, windowed))
         self.clock = Clock()
-        limits = Limits(context=context, pages=pages, slots=slots, chunk=chunk, max_waiting=max_waiting)
+        limits = Limits(context=context, pages=pages, slots=slots, chunk=chunk, max_waiting=max_waiting, saves=saves)
         self.scheduler = Scheduler(limits, self.cache, self.clock)
         self.runner = FakeRunner(self.cache, seconds or (lambda plan: 0.01))
         self.plans: list[StepPlan] = []

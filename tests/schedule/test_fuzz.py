@@ -25,7 +25,14 @@ def conversation_prompt(rng: random.Random) -> tuple[tuple[int, ...], list]:
 
 def play(seed: int, pages: int, slots: int, host: float, windowed: bool, steps: int, mishaps: float = 0.1) -> Driver:
     rng = random.Random(seed)
-    driver = Driver(pages=pages, slots=slots, chunk=rng.choice([64, 128, 512]), host=host, windowed=windowed)
+    driver = Driver(
+        pages=pages,
+        slots=slots,
+        chunk=rng.choice([64, 128, 512]),
+        host=host,
+        windowed=windowed,
+        saves=rng.choice([1, 2, 2**31]),
+    )
     wanted: dict[str, tuple] = {}
     for _ in range(steps):
         if rng.random() < 0.35:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kakera.plan import gdn_plan
 from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
 from kakera.plan.plan import StateDtype
 from kakera.plan.prefill_plan import PrefillPlan
@@ -93,7 +94,7 @@ def scratch_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device:
     layer = max(
         _mlp_scratch(spec, tokens, item, ranks),
         _attention_scratch(spec, kv, tokens, item, device, ranks),
-        _gdn_scratch(spec, tokens, item, ranks),
+        _gdn_scratch(spec, tokens, item, device, ranks),
     )
     head = SAMPLER_COPIES * max(slots, min(chunk, HEAD_PIECE_ROWS)) * spec.vocab * 4 // ranks
     if device == "cpu":
@@ -142,12 +143,16 @@ def _attention_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, de
     return (projected + accumulators + band + history + scores) // ranks
 
 
-def _gdn_scratch(spec: ModelSpec, tokens: int, item: int, ranks: int) -> int:
-    """Projections of the whole step; fp32 temporaries of the chunk form for a bounded range of it."""
+def _gdn_scratch(spec: ModelSpec, tokens: int, item: int, device: str, ranks: int) -> int:
+    """Projections of the whole step; on a CPU float32 temporaries of the chunk form for a bounded range of it, on a GPU
+    what the kernels hold for one, and their output."""
     if spec.gdn is None:
         return 0
     gdn = spec.gdn
     values = gdn.v_heads * gdn.v_dim
+    if device != "cpu":
+        projected = tokens * (gdn.conv_channels + 2 * values + 2 * gdn.v_heads) * item
+        return (projected + gdn_plan.scratch_bytes(gdn, tokens)) // ranks
     projected = tokens * (2 * gdn.conv_channels + 3 * values) * item
     # per value head and token: q, k, beta k, Wk; v, U, V', O; rows of A, (I + A)^-1, D, Q K^T; 1/64 of a state
     row = 4 * gdn.k_dim + 4 * gdn.v_dim + 4 * 64 + gdn.k_dim * gdn.v_dim // 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from kakera.model.state import StatePool
 from kakera.ops.gdn_step import can_step
 from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
+from kakera.plan.sizes import CUDA_OVERHEADS, STAGED_CHECKPOINTS, margin
 from kakera.plan.spec import ModelSpec
 from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs
@@ -50,6 +52,8 @@ def build_engine(
     if plan.device == "cuda" and not torch.cuda.is_available():  # a plan can be made for cards that are elsewhere
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
     device = torch.device(plan.device)
+    if device.type == "cuda":
+        take_memory(plan)
     dtype = dtype or COMPUTE_DTYPES[plan.device]
     model = HybridModel.load(directory, dtype, device, progress, escha_bias=escha_bias)
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
@@ -62,10 +66,21 @@ def build_engine(
     graphs = None
     if has_graphs(plan.spec, kv, dtype, device):
         graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
-    runner = TorchRunner(model, kv, states, shape, Outputs(compiler), graphs)
+    places = STAGED_CHECKPOINTS if device.type == "cuda" and plan.host_cache else 0
+    runner = TorchRunner(model, kv, states, shape, Outputs(compiler), graphs, places)
     if device.type == "cuda":
         warm_up(runner, plan)
     return LocalEngine(scheduler_for(plan), runner)
+
+
+def take_memory(plan: Plan) -> None:
+    """Cap torch's allocator at what the plan gives it and at what was to stay free: a request that needs more fails,
+    and the driver never moves anything to the host. Segments that grow leave no gaps behind."""
+    with contextlib.suppress(AttributeError, RuntimeError):  # a private name of torch, and drivers that can not
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    capacity = torch.cuda.get_device_properties(0).total_memory
+    planned = plan.total("device") + margin(plan.device_bytes[0]) - sum(o.bytes for o in CUDA_OVERHEADS)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, planned / capacity))
 
 
 def has_graphs(spec: ModelSpec, kv: KVCache, dtype: torch.dtype, device: torch.device) -> bool:

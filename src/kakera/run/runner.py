@@ -18,6 +18,7 @@ from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.run.graphs import DecodeGraphs
 from kakera.run.logprobs import logprobs_of
+from kakera.run.offload import Offload
 from kakera.run.sampler import Launched, Sampled, collect, launch
 from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
 from kakera.run.store import CheckpointShape, HostStore
@@ -66,7 +67,10 @@ class TorchRunner:
         shape: CheckpointShape,
         outputs: Outputs,
         graphs: DecodeGraphs | None = None,
+        offload_places: int = 0,
     ):
+        """`graphs`: for decode steps. `offload_places`: checkpoints that a step may save inside its prompts, on their
+        way from a GPU to the host store beside the computation; 0: without such a way."""
         self.model = model
         self.kv = kv
         self.states = states
@@ -74,6 +78,7 @@ class TorchRunner:
         self.outputs = outputs
         self.graphs = graphs
         self.store = HostStore()
+        self.offload = Offload(shape, self.store, offload_places) if offload_places else None
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -101,7 +106,7 @@ class TorchRunner:
         replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else None
         if self.graphs is None or replayed is None:
             return self._compute(plan)
-        self._save_replayed(plan.decode, replayed.hidden_RH)
+        self._save_behind(plan.decode, replayed.hidden_RH)
         drawn = self._draw(plan.decode, replayed.logits_RV)
         if plan.prefill:
             beside = self._compute(replace(plan, decode=()))
@@ -118,7 +123,9 @@ class TorchRunner:
         sampling = [row for row in plan.rows if row.sample]
         drawn = self._draw(sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampling else None
         for item in staged:
-            self.store.keep_checkpoint(item.checkpoint, item.tensors)
+            self._keep(item)
+        if self.offload is not None:
+            self._save_behind(plan.decode, hidden_TH[: batch.decode_rows])
         chosen = self._collect(drawn) if drawn else {}
         finite = _finite_spans(hidden_TH, batch.spans)
         rows = zip(plan.rows, batch.spans, finite, strict=True)
@@ -129,16 +136,25 @@ class TorchRunner:
             for row, span, sound in rows
         )
 
-    def _save_replayed(self, rows: Sequence[Row], hidden_RH: Tensor) -> None:
-        """The checkpoints of a decode step lie behind its tokens, so they are what the slots hold now."""
+    def _save_behind(self, rows: Sequence[Row], hidden_RH: Tensor) -> None:
+        """The checkpoints of decode rows lie behind their tokens, so they are what the slots hold now."""
         for row, hidden_H in zip(rows, hidden_RH, strict=True):
             for save in row.saves:
-                checkpoint = self.shape.empty(save.position)
+                checkpoint = self._empty_checkpoint(save.position)
                 self.states.save(row.slot, checkpoint)
                 self.kv.save_window(row.slot, checkpoint)
                 if checkpoint.hidden_H is not None:
                     checkpoint.hidden_H.copy_(hidden_H)
-                self.store.keep_checkpoint(save.checkpoint, checkpoint)
+                self._keep(_Staged(save.checkpoint, checkpoint))
+
+    def _empty_checkpoint(self, position: int) -> CheckpointTensors:
+        return self.shape.empty(position) if self.offload is None else self.offload.stage(position)
+
+    def _keep(self, item: _Staged) -> None:
+        if self.offload is None:
+            self.store.keep_checkpoint(item.checkpoint, item.tensors)
+        else:
+            self.offload.send_checkpoint(item.checkpoint, item.tensors)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
         device = self.shape.device
@@ -146,8 +162,9 @@ class TorchRunner:
         spans: list[Span] = []
         logit_rows: list[int] = []
         offset = 0
-        for row in plan.rows:
-            saves = [_Staged(s.checkpoint, self.shape.empty(s.position)) for s in row.saves]
+        for i, row in enumerate(plan.rows):
+            inside = () if self.offload is not None and i < len(plan.decode) else row.saves  # else they lie behind
+            saves = [_Staged(s.checkpoint, self._empty_checkpoint(s.position)) for s in inside]
             staged += saves
             pages = torch.tensor(row.pages, dtype=torch.int64, device=device)
             spans.append(
@@ -231,19 +248,35 @@ class TorchRunner:
             case ResetSlot(slot):
                 self.states.reset(slot)
             case RestoreCheckpoint(slot, checkpoint, _, sink):
+                self._wait_for("checkpoint", (checkpoint,))
                 tensors = self.store.checkpoints[checkpoint]
                 self.states.load(slot, tensors)
                 self.kv.load_window(slot, tensors)
                 if sink is not None:
+                    self._wait_for("sink", (sink,))
                     self.kv.load_sink(slot, self.store.sinks[sink])
             case SaveSink(slot, sink):
-                self.store.keep_sink(sink, self.kv.save_sink(slot))
+                if self.offload is None:
+                    self.store.keep_sink(sink, self.kv.save_sink(slot))
+                else:
+                    self.offload.send_sink(sink, self.kv.save_sink(slot))
             case DemotePages(pairs):
-                self.store.keep_pages([host for _, host in pairs], self.kv.read_pages([page for page, _ in pairs]))
+                pages, hosts = [page for page, _ in pairs], [host for _, host in pairs]
+                if self.offload is None:
+                    self.store.keep_pages(hosts, self.kv.read_pages(pages))
+                else:
+                    self.offload.send_pages(hosts, lambda first, end: self.kv.read_pages(pages[first:end]))
             case PromotePages(pairs):
+                self._wait_for("page", [host for host, _ in pairs])
                 self.kv.write_pages([page for _, page in pairs], self.store.read_pages([host for host, _ in pairs]))
             case Drop(checkpoints, sinks, pages):
+                for kind, ids in (("checkpoint", checkpoints), ("sink", sinks), ("page", pages)):
+                    self._wait_for(kind, ids)
                 self.store.drop(checkpoints, sinks, pages)
+
+    def _wait_for(self, kind: str, ids: Sequence[int]) -> None:
+        if self.offload is not None:
+            self.offload.wait_for(kind, ids)
 
 
 def _finite_spans(hidden_TH: Tensor, spans: Sequence[Span]) -> list[bool]:

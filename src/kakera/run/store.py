@@ -87,14 +87,21 @@ class HostStore:
 
     def bytes(self) -> int:
         """Bytes held, for tests that compare with the plan."""
-        tensors = [t for c in self.checkpoints.values() for t in _tensors(c)]
+        tensors = [t for c in self.checkpoints.values() for t in tensors_of(c)]
         tensors += [*self.sinks.values(), *(t for page in self.pages.values() for t in page)]
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _tensors(checkpoint: CheckpointTensors) -> list[Tensor]:
+def tensors_of(checkpoint: CheckpointTensors) -> list[Tensor]:
+    """Those that this kind of model and cache has, in a fixed order."""
     values = [getattr(checkpoint, f.name) for f in fields(checkpoint)]
     return [v for v in values if isinstance(v, Tensor)]
+
+
+def with_tensors(like: CheckpointTensors, position: int, tensors: Sequence[Tensor]) -> CheckpointTensors:
+    """A checkpoint of `tensors`, in the order of `tensors_of(like)`."""
+    names = [f.name for f in fields(like) if isinstance(getattr(like, f.name), Tensor)]
+    return replace(like, position=position, **dict(zip(names, tensors, strict=True)))
 
 
 def _to_host(checkpoint: CheckpointTensors) -> CheckpointTensors:

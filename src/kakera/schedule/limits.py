@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from kakera.errors import RequestRefused
 from kakera.plan.plan import Plan
+from kakera.plan.sizes import STAGED_CHECKPOINTS
 from kakera.schedule.request import Request
 from kakera.schedule.step import PAGE
 
@@ -24,10 +25,14 @@ class Limits:
     target_seconds: float = 0.25  # between two tokens of a running stream, prefill of others included
     grid: int = 8192  # a checkpoint each so many tokens where the text offers no better place
     vocab: int = 2**31  # token ids of a prompt are below
+    saves: int = 2**31  # most checkpoints in a step that lie inside prompts
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:
-        return Limits(plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab)
+        staged = Limits.saves if plan.device == "cpu" else STAGED_CHECKPOINTS
+        return Limits(
+            plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab, saves=staged
+        )
 
     def check(self, request: Request) -> None:
         """Refuse now what could never run, or would fail a step that others share. Raises RequestRefused (400)."""

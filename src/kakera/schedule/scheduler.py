@@ -86,13 +86,23 @@ class Scheduler:
             self.admission.admit(self.waiting, self.running)
         prompts = self.running.prefilling()
         shares = divide(self.budget.tokens(len(decode)), [s.target - s.computed for s in prompts], self._steps)
-        prefill = [self._row(s, s.computed + share) for s, share in zip(prompts, shares, strict=True) if share]
+        prefill = self._segments(prompts, shares)
         if not decode and not prefill:
             return None
         self._steps += 1
         before, after = self.cache.take_actions(), self.cache.sink_actions()
         self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after)
         return self._in_flight
+
+    def _segments(self, prompts: list[Sequence], shares: list[int]) -> list[Row]:
+        """Rows of the prompts' shares, cut where the step would save more than it may."""
+        rows, left = [], self.limits.saves
+        for sequence, share in zip(prompts, shares, strict=True):
+            end, passed = sequence.end_with(sequence.computed + share, left)
+            left -= passed
+            if end > sequence.computed:
+                rows.append(self._row(sequence, end))
+        return rows
 
     def _row(self, sequence: Sequence, end: int) -> Row:
         lease, sampling = sequence.lease, sequence.request.sampling

@@ -90,6 +90,13 @@ class Sequence:
         """One more save point ahead of what is computed; a multiple of PAGE."""
         self.saves = sorted([save for save in self.saves if save[0] != position] + [(position, kind)])
 
+    def end_with(self, end: int, saves: int) -> tuple[int, int]:
+        """`end`, or the place before it up to which a row passes no more than so many save points; and how many."""
+        passed = [position for position, _ in self.saves if position <= end]
+        if len(passed) <= saves:
+            return end, len(passed)
+        return (passed[saves - 1] if saves else passed[0] - PAGE), saves
+
     def take_saves(self, end: int) -> list[tuple[int, Kind]]:
         """The save points that a row ending at `end` passes. In decode every page border is one."""
         passed = [save for save in self.saves if save[0] <= end]

@@ -6,6 +6,7 @@ keys as they are, queries split into two bf16).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -99,7 +100,8 @@ class GpuAttention:
         pages = self._window_pages + -(-chunk // PAGE_TOKENS) if recent else 0
         shape = (pages, 2, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
         self._band_P2KND = torch.empty(shape, dtype=torch.bfloat16, device=device)
-        self._plan: tuple[Batch, _Decode | None, list[Places]] | None = None
+        # weakly, because a batch holds the checkpoints that were saved in it
+        self._plan: tuple[weakref.ref[Batch], _Decode | None, list[Places]] | None = None
 
     def takes(self, heads: ProjectedHeads) -> bool:
         return heads.q_TQD.dtype in HALVES
@@ -168,8 +170,12 @@ class GpuAttention:
 
     def _plan_of(self, batch: Batch) -> tuple[_Decode | None, list[Places]]:
         """Where tokens go and what rows read: the same for all layers, so made once for a batch."""
-        if self._plan is None or self._plan[0] is not batch:
-            self._plan = batch, self._decode_of(batch), [self._prefill_places(span) for span in batch.prefill]
+        if self._plan is None or self._plan[0]() is not batch:
+            self._plan = (
+                weakref.ref(batch),
+                self._decode_of(batch),
+                [self._prefill_places(span) for span in batch.prefill],
+            )
         return self._plan[1:]
 
     def _decode_of(self, batch: Batch) -> _Decode | None:
