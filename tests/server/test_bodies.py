@@ -2,9 +2,15 @@
 
 import gzip
 import json
+import time
 
 import pytest
 from live_server import Live, start
+
+from kakera.server.messages_input import messages_chat
+from kakera.server.messages_schema import CountBody
+from kakera.server.responses_input import responses_chat
+from kakera.server.responses_schema import ResponsesBody
 
 HALF = "\\ud83d"  # an emoji that a client has cut
 ROUTES = {
@@ -109,3 +115,61 @@ def test_half_an_emoji_in_a_call_of_the_model_does_not_end_the_answer(calling, s
     said = {"input": kind} if "input" in more else {"messages": [{"role": "user", "content": kind}]}
     response = calling.post(path, tools=tools, stream=stream, **{**more, **said})
     assert response.status_code == 200 and "\ufffd" in response.text and (end in response.text) == stream
+
+
+MESSAGE = '{"role": "user", "content": ""}'
+TEXT = '{"type": "text", "text": "a"}'
+MANY = 200_000
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "item", "param"),
+    [
+        ("/v1/chat/completions", '"messages": [%s]', "1", "messages[0]"),
+        ("/v1/chat/completions", '"messages": [%s]', MESSAGE, "messages"),
+        ("/v1/chat/completions", '"messages": [{"role": "user", "content": [%s]}]', "1", "messages[0].content"),
+        ("/v1/chat/completions", '"messages": [{"role": "user", "content": [%s]}]', TEXT, "messages[0].content"),
+        ("/v1/chat/completions", '"tools": [%s]', "{}", "tools[0].type"),
+        ("/v1/chat/completions", '"stop_token_ids": [%s]', '"a"', "stop_token_ids[0]"),
+        ("/v1/chat/completions", '"stop": [%s]', "1", "stop"),
+        ("/v1/chat/completions", '"logit_bias": {%s}', '"%d": "a"', "logit_bias"),
+        ("/v1/completions", '"prompt": [%s]', "null", "prompt[0]"),
+        ("/v1/completions", '"prompt": [[%s]]', "null", "prompt[0][0]"),
+        ("/v1/responses", '"input": [%s]', "1", "input[0]"),
+        ("/v1/responses", '"input": [%s]', MESSAGE, "input"),
+        ("/v1/responses", '"tools": [{"type": "namespace", "name": "n", "tools": [%s]}]', "1", "tools[0].tools[0]"),
+        ("/v1/responses", '"metadata": {%s}', '"%d": 1', "metadata"),
+        ("/v1/messages", '"messages": [%s]', MESSAGE, "messages"),
+        ("/v1/messages", '"messages": [{"role": "user", "content": [%s]}]', TEXT, "messages[0].content"),
+        ("/v1/messages", '"system": [%s]', "1", "system[0]"),
+        ("/detokenize", '"tokens": [%s]', "-1", "tokens[0]"),
+    ],
+)
+def test_a_long_list_of_wrong_entries_is_refused_by_its_first_or_by_its_length(live, path, field, item, param):
+    """The check runs on the event loop: hundreds of thousands of errors would hold everybody up."""
+    entries = ", ".join(item % i if "%d" in item else item for i in range(MANY))
+    began = time.monotonic()
+    response = send(live, path, f"{{{ROUTES[path]}, {field % entries}}}")
+    assert response.status_code == 400 and response.json()["error"]["param"].startswith(param), response.text[:200]
+    assert time.monotonic() - began < 4  # 0.3 seconds; it was 8 and more
+
+
+PIECE = "a" * 1500
+SPLIT = [{"type": "text", "text": PIECE}] * 19_000
+SAID = [{"role": "assistant", "content": PIECE}, {"type": "reasoning", "content": [SPLIT[0]]}] * 9_500
+
+
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (messages_chat, CountBody(messages=[{"role": "user", "content": SPLIT}])),
+        (messages_chat, CountBody(messages=[{"role": "assistant", "content": SPLIT}])),
+        (responses_chat, ResponsesBody(input=[{"role": "user", "content": SPLIT}])),
+        (responses_chat, ResponsesBody(input=SAID)),
+    ],
+)
+def test_many_small_parts_are_joined_in_time(read, body):
+    """A string that grows by each of them would be copied for half a minute."""
+    began = time.monotonic()
+    read(body)
+    assert time.monotonic() - began < 4  # 0.1 seconds

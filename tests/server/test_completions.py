@@ -67,6 +67,7 @@ def test_echo_with_logprobs_as_evaluation_tools_ask_for_it(live, max_tokens, str
 
 def test_logprobs_of_parts_of_characters_do_not_collide(live):
     answer = live.post("/v1/completions", prompt="emoji", logprobs=2).json()
+    assert answer["choices"][0]["text"] == "a😀b" and answer["choices"][0]["logprobs"]["text_offset"][-1] == 2
     logprobs = answer["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["a", "bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80", "b"]
     assert answer["choices"][0]["text"] == "a😀b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -49,6 +50,7 @@ class TextLogprobs:
         self._tokenizer = tokenizer
         self._alternatives = alternatives
         self._offset = offset
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a character may take several tokens
         self._lists: dict[str, list[Any]] = {}
         self.clear()
 
@@ -79,7 +81,7 @@ class TextLogprobs:
         }
         for name, value in row.items():
             self._lists[name].append(value)
-        self._offset += len(data.decode("utf-8", "ignore"))
+        self._offset += len(self._decoder.decode(data))
 
 
 def token_text(data: bytes) -> str:

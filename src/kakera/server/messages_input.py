@@ -80,16 +80,17 @@ def user_messages(blocks: list[dict[str, Any]], path: str) -> list[dict[str, Any
         at = f"{path}[{index}]"
         match kind_of(block, at):
             case "text":
-                text = string(block, "text", at)
-                if messages and messages[-1]["role"] == "user":
-                    messages[-1]["content"] += "\n" + text
-                else:
-                    messages.append({"role": "user", "content": text})
+                if not messages or messages[-1]["role"] != "user":
+                    messages.append({"role": "user", "content": []})
+                messages[-1]["content"].append(string(block, "text", at))
             case "tool_result":
                 messages.append(tool_message(block, at))
             case kind:
                 raise unreadable(kind, at)
-    return messages
+    for message in messages:
+        if message["role"] == "user":  # joined last: a growing string would be copied each time
+            message["content"] = "\n".join(message["content"])
+    return messages or [{"role": "user", "content": ""}]
 
 
 def tool_message(block: dict[str, Any], path: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kakera.server.examples import COUNT, MESSAGES, shown
-from kakera.server.schema import MANY, MAX_STOPS, Body, StopString
+from kakera.server.schema import MANY, MAX_STOPS, Body, Items, StopString
 
-Blocks = list[dict[str, Any]]
+Blocks = Items[dict[str, Any]]
 
 
 class Message(Body):
@@ -59,9 +59,9 @@ class CountBody(Body):
     model_config = shown(COUNT)
 
     model: str | None = None
-    messages: list[Message]
+    messages: Items[Message]
     system: str | Blocks | None = None
-    tools: list[AnthropicTool] | None = None
+    tools: Items[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None

@@ -18,6 +18,7 @@ NAMES = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
+PIECES = ("content", "reasoning_content")
 Message = dict[str, Any]
 
 
@@ -110,10 +111,10 @@ def input_messages(items: str | list[dict[str, Any]], names: ToolNames) -> list[
     messages: list[Message] = []
     for index, item in enumerate(items):
         path = f"input[{index}]"
-        kind = kind_of({"type": "message", **item}, path)
+        kind = "message" if item.get("type") is None else kind_of(item, path)
         match kind:
             case "message" if item.get("role") == "assistant":
-                _answer(messages)["content"] += text_of(item.get("content"), f"{path}.content", TEXT)
+                _answer(messages)["content"].append(text_of(item.get("content"), f"{path}.content", TEXT))
             case "message":
                 role = string(item, "role", path)
                 if role not in ("user", "system", "developer"):
@@ -121,10 +122,8 @@ def input_messages(items: str | list[dict[str, Any]], names: ToolNames) -> list[
                 content = text_of(item.get("content"), f"{path}.content", TEXT, "\n")
                 messages.append({"role": role, "content": content})
             case "reasoning":
-                text = reasoning_text(item, path)
-                if text:
-                    answer = _answer(messages)
-                    answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+                if text := reasoning_text(item, path):
+                    _answer(messages).setdefault("reasoning_content", []).append(text)
             case "function_call" | "custom_tool_call":
                 _answer(messages).setdefault("tool_calls", []).append(call_object(item, path, names))
             case "function_call_output" | "custom_tool_call_output":
@@ -136,12 +135,16 @@ def input_messages(items: str | list[dict[str, Any]], names: ToolNames) -> list[
                     "function_call, function_call_output, custom_tool_call, custom_tool_call_output",
                     param=path,
                 )
+    for message in messages:
+        if message["role"] == "assistant":
+            message |= {name: "".join(message[name]) for name in PIECES if name in message}
     return messages
 
 
 def _answer(messages: list[Message]) -> Message:
+    """The open message of the assistant, whose texts are pieces yet: growing strings would copy them each time."""
     if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
+        messages.append({"role": "assistant", "content": []})
     return messages[-1]
 
 

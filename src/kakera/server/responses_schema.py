@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from kakera.server.examples import RESPONSES, shown
-from kakera.server.schema import Body, refuse
+from kakera.server.schema import Body, Items, Pairs, refuse
 
 # What would need a store of former responses, which this server does not keep.
 STORED = ("previous_response_id", "conversation", "prompt")
@@ -21,7 +21,7 @@ class ResponseTool(Body):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Items[ResponseTool] | None = None
 
 
 class Reasoning(Body):
@@ -40,9 +40,9 @@ class ResponsesBody(Body):
     model_config = shown(RESPONSES)
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: str | Items[dict[str, Any]]
     instructions: str | None = None
-    tools: list[ResponseTool] | None = None
+    tools: Items[ResponseTool] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -52,10 +52,10 @@ class ResponsesBody(Body):
     text: TextConfig | None = None
     stream: bool | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Pairs[str] | None = None
     client_metadata: dict[str, Any] | None = None
     user: str | None = None
-    include: list[str] | None = None
+    include: Items[str] | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     truncation: str | None = None

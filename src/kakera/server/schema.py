@@ -5,9 +5,9 @@ Ranges are OpenAI's where OpenAI has the field, otherwise those of the common ex
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kakera.chat.messages import ROLES
@@ -17,6 +17,7 @@ MAX_CHOICES = 16
 MAX_PROMPTS = 2048  # of one body; evaluation tools send hundreds
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
+MAX_ITEMS = 20_000  # messages, parts, tools: of 10 tokens and more each, so no context holds so many
 SEEDS = 2**63
 MANY = 2**31 - 1  # counts travel to the engine as machine integers
 
@@ -24,6 +25,20 @@ StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+T = TypeVar("T")
+
+
+def _few(pairs: object) -> object:
+    """Before its entries are checked, as pydantic counts them last."""
+    if isinstance(pairs, dict) and len(pairs) > MAX_ITEMS:
+        raise PydanticCustomError("too_long", "Object should have at most {most} fields", {"most": MAX_ITEMS})
+    return pairs
+
+
+# Bodies are checked on the event loop, where a million wrong entries were 40 seconds of errors that nobody reads.
+Items = Annotated[list[T], Field(fail_fast=True, max_length=MAX_ITEMS)]
+Pairs = Annotated[dict[str, T], BeforeValidator(_few), Field(max_length=MAX_ITEMS)]
+Numbers = Annotated[list[T], Field(fail_fast=True)]  # cheap enough that only the body's size bounds them
 
 
 class Body(BaseModel):
@@ -61,18 +76,18 @@ class GenerationBody(Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=10)  # logits times 100 are still finite
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: Pairs[Bias] | None = None
     seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Numbers[TokenId] | None = None
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Numbers[str] | None = None
     guided_grammar: str | None = None
     loop_guard: bool | None = None
     stream: bool | None = None
@@ -119,20 +134,20 @@ class ChatMessage(Body):
     """Roles and content parts are judged by kakera.chat.messages, which knows what the model can read."""
 
     role: str = Field(json_schema_extra={"enum": [*ROLES]})
-    content: str | list[dict[str, Any] | str] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    content: str | Items[dict[str, Any] | str] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
 
 class ChatBody(GenerationBody):
     model_config = shown(CHAT)
 
-    messages: list[ChatMessage]
+    messages: Items[ChatMessage]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -158,7 +173,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     model_config = shown(COMPLETIONS)
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Numbers[str] | Numbers[TokenId] | Numbers[Numbers[TokenId]]
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     echo: bool | None = None
@@ -182,8 +197,8 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    tools: list[Tool] | None = None
+    messages: Items[ChatMessage] | None = None
+    tools: Items[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     parse_special: bool | None = None
 
@@ -198,7 +213,7 @@ class DetokenizeBody(Body):
     model_config = shown(DETOKENIZE)
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Numbers[TokenId]
 
 
 def unknown_fields(body: Body) -> tuple[str, ...]:
