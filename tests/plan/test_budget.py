@@ -29,8 +29,8 @@ def test_27b_on_two_12_gb_cards_at_its_full_context(spec_27b: ModelSpec, weights
     assert rows["KV pages, one full request"] == 262144 * 8704 // 2  # 8.5 KiB a token, half of it on a card
     assert rows["recurrent states"] == 8 * 48 * (4 * 48 * 128 * 128 + 2 * 3 * 10240) // 2
     assert rows["KV windows and sinks"] == 8 * 7 * 64 * 32768 * 2 // 2  # six ring pages and one sink a slot
-    # 8.5 GB, and 0.17 that the attention kernels hold beside what is alive for one layer
-    assert plan.total("device") - rows["KV pages, further"] == pytest.approx(8.69e9, abs=0.05e9)
+    # 8.2 GB, 0.17 that the attention kernels hold beside what is alive for one layer, and gaps of the allocator
+    assert plan.total("device") - rows["KV pages, further"] == pytest.approx(8.58e9, abs=0.05e9)
     assert plan.total("device") <= 12 * GB - margin(12 * GB)
     assert (plan.context, plan.slots, plan.state_dtype, plan.kv.codec) == (262144, 8, "fp16", "int2")
 

@@ -18,7 +18,7 @@ WITH_ABOVE, IN_TOTAL = "measured with the row above", "in the total"
 PAGES, SCRATCH = ("KV pages, one full request", "KV pages, further"), "activations and scratch"
 STAGING = "checkpoint staging"
 CONTEXT, GRAPHS, PROCESSES = "CUDA context and modules", "CUDA graphs", "server and engine processes"
-SLACK = "torch's allocator, not in use"
+GAPS = "gaps in torch's allocator"
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,18 @@ def compare_gpu(planned: Sequence[PlanRow], taken: Taken) -> MemoryTable:
         SCRATCH: taken.allocated - held.total + held.scratch,
         CONTEXT: taken.device - taken.reserved,
         GRAPHS: graphs,
+        GAPS: idle - graphs,
     }
     if held.staging:
         measured[STAGING] = held.staging
     transient = f"{gigabytes(held.scratch)} held, the rest at the fullest moment of loading and running"
-    notes = {SCRATCH: transient, CONTEXT: "what torch's allocator did not take", GRAPHS: "idle in their own pools"}
+    notes = {
+        SCRATCH: transient,
+        CONTEXT: "what torch's allocator did not take",
+        GRAPHS: "idle in their own pools",
+        GAPS: "reserved beyond the fullest moment",
+    }
     found = [_row(row, measured.get(row.name), WITH_ABOVE, notes.get(row.name, "")) for row in _in_order(rows)]
-    found.append(MemoryRow(SLACK, 0, idle - graphs, "reserved beyond the fullest moment"))
     return MemoryTable("memory of the card", tuple(found), _total(rows, taken.device))
 
 

@@ -45,7 +45,8 @@ class MemoryWatch:
             allocated=torch.cuda.max_memory_allocated(),
             reserved=torch.cuda.max_memory_reserved(),
             graphs=graph_bytes(torch.cuda.memory_snapshot()),  # type: ignore[no-untyped-call]
-            device=_used() - self.before,
+            # the allocator may have given memory back since its fullest moment
+            device=_used() - self.before - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved(),
         )
         card, host = compare_gpu(plan.rows, taken), compare_host(plan.rows, store, anonymous())
         return {"memory": card, "host_memory": host}

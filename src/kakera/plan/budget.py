@@ -20,6 +20,7 @@ from kakera.plan.sizes import (
     SERVER_HOST_BYTES,
     STAGED_CHECKPOINTS,
     checkpoint_bytes,
+    gap_bytes,
     live_state_bytes,
     margin,
     scratch_bytes,
@@ -196,6 +197,8 @@ class _Budget:
             return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in CPU_OVERHEADS))
         staging = STAGED_CHECKPOINTS * self.checkpoint // ranks
         rows.append(PlanRow("checkpoint staging", "device", staging, f"{STAGED_CHECKPOINTS} on their way to the host"))
+        gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks)
+        rows.append(PlanRow("gaps in torch's allocator", "device", gaps, "estimate: a third of what a step allocates"))
         overheads = (*CUDA_OVERHEADS, NCCL_OVERHEAD) if ranks > 1 else CUDA_OVERHEADS
         return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in overheads))
 

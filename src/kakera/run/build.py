@@ -76,8 +76,10 @@ def build_engine(
 def take_memory(plan: Plan) -> None:
     """Cap torch's allocator at what the plan gives it and at what was to stay free: a request that needs more fails,
     and the driver never moves anything to the host. Segments that grow leave no gaps behind."""
-    with contextlib.suppress(AttributeError, RuntimeError):  # a private name of torch, and drivers that can not
-        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+    with contextlib.suppress(StopIteration, RuntimeError):  # private names of torch, and drivers that can not
+        names = ("_accelerator_setAllocatorSettings", "_cuda_setAllocatorSettings")
+        grow = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
+        grow("expandable_segments:True")
     capacity = torch.cuda.get_device_properties(0).total_memory
     planned = plan.total("device") + margin(plan.device_bytes[0]) - sum(o.bytes for o in CUDA_OVERHEADS)
     torch.cuda.set_per_process_memory_fraction(min(1.0, planned / capacity))

@@ -16,6 +16,7 @@ from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.plan.sizes import HEAD_PIECE_ROWS
 from kakera.run.graphs import DecodeGraphs
 from kakera.run.logprobs import logprobs_of
 from kakera.run.offload import Offload
@@ -38,7 +39,6 @@ from kakera.schedule.step import (
 )
 
 log = logging.getLogger(__name__)
-HEAD_PIECE = 256  # rows of prompt log-probabilities per head call: 256 x 248,320 fp32 is 254 MB
 
 
 @dataclass(frozen=True)
@@ -236,9 +236,9 @@ class TorchRunner:
             return ()
         targets = row.context[row.start + 1 : min(row.start + len(row.tokens) + 1, row.prompt_tokens)]
         found: list[TokenLogprob] = []
-        for piece in range(0, len(targets), HEAD_PIECE):
-            logits_RV = self.model.logits(hidden_NH[piece : min(piece + HEAD_PIECE, len(targets))])
-            found += logprobs_of(logits_RV, targets[piece : piece + HEAD_PIECE], wanted)
+        for piece in range(0, len(targets), HEAD_PIECE_ROWS):
+            logits_RV = self.model.logits(hidden_NH[piece : min(piece + HEAD_PIECE_ROWS, len(targets))])
+            found += logprobs_of(logits_RV, targets[piece : piece + HEAD_PIECE_ROWS], wanted)
         return tuple(found)
 
     def _apply(self, action: Action) -> None:

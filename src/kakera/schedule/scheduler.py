@@ -98,7 +98,7 @@ class Scheduler:
         """Rows of the prompts' shares, cut where the step would save more than it may."""
         rows, left = [], self.limits.saves
         for sequence, share in zip(prompts, shares, strict=True):
-            end, passed = sequence.end_with(sequence.computed + share, left)
+            end, passed = sequence.fit_saves(sequence.computed + share, left)
             left -= passed
             if end > sequence.computed:
                 rows.append(self._row(sequence, end))

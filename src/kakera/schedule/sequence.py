@@ -90,12 +90,19 @@ class Sequence:
         """One more save point ahead of what is computed; a multiple of PAGE."""
         self.saves = sorted([save for save in self.saves if save[0] != position] + [(position, kind)])
 
-    def end_with(self, end: int, saves: int) -> tuple[int, int]:
-        """`end`, or the place before it up to which a row passes no more than so many save points; and how many."""
-        passed = [position for position, _ in self.saves if position <= end]
-        if len(passed) <= saves:
-            return end, len(passed)
-        return (passed[saves - 1] if saves else passed[0] - PAGE), saves
+    def fit_saves(self, end: int, places: int) -> tuple[int, int]:
+        """`end`, or the place before it up to which a row has no more save points than `places`; and how many it has.
+
+        Points of the sparse grid, whose only worth is that nothing better is near, give way instead: they are dropped.
+        """
+        better = [position for position, kind in self.saves if position <= end and kind != "grid"]
+        if len(better) > places:
+            end = better[places - 1] if places else better[0] - PAGE
+            better = better[:places]
+        grid = [save for save in self.saves if save[0] <= end and save[1] == "grid"]
+        kept = grid[max(0, len(grid) + len(better) - places) :]
+        self.saves = [save for save in self.saves if save not in grid or save in kept]
+        return end, len(better) + len(kept)
 
     def take_saves(self, end: int) -> list[tuple[int, Kind]]:
         """The save points that a row ending at `end` passes. In decode every page border is one."""
