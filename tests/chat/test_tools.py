@@ -91,6 +91,9 @@ def test_values_have_the_declared_type(schema, text, value):
 def test_references_into_the_schema_are_followed():
     assert arguments({"$ref": "#/$defs/Count"}, "7", {"$defs": {"Count": {"type": "integer"}}}) == 7
     assert arguments({"$ref": "#/$defs/A"}, "7", {"$defs": {"A": {"$ref": "#/$defs/A"}}}) == 7
+    for ref in ("#/$defs/a~1b~01", "#/%24defs/a%7E1b~01", "#/$defs/a%2Fb~01"):  # a name with what pointers escape
+        found = arguments({"$ref": ref}, "7", {"$defs": {"a/b~1": {"type": "string"}}})
+        assert found == (7 if "%2F" in ref else "7")
 
 
 @pytest.mark.parametrize("schema", [{"type": [{}, "integer"]}, {"enum": 5}, {"anyOf": [None, 3]}, {"$ref": 5}, 7, None])

@@ -33,7 +33,7 @@ PROPERTIES = {
     "ratio": {"type": "number", "minimum": 0, "maximum": 1},
     "deep": {"type": "boolean"},
     "nothing": {"type": "null"},
-    "level": {"enum": [1, True, None, "low"]},
+    "level": {"enum": [1, True, None, "low", [1.5, {"a": "5"}]]},
     "points": {"type": "array", "items": {"$ref": "#/$defs/point"}, "maxItems": 2},
     "point": {"$ref": "#/$defs/point"},
 }
@@ -196,6 +196,12 @@ def test_one_call_or_several():
         ({}, {"minProperties": 1}, "minProperties"),
         ({}, {"type": "array"}, "not object"),
         ({"a>": {"type": "string"}}, {}, "can not be written"),
+        ({"a": {"enum": ["x", "y</parameter>"]}}, {}, "ends there"),
+        ({"a": {"const": "</function>\n</tool_call>"}}, {}, "ends there"),
+        ({"a": {"enum": ["5", 6]}}, {}, "is read as 5"),
+        ({"a": {"enum": ["null", None]}}, {}, "is read as None"),
+        ({"a": {"type": "string", "enum": [5]}}, {}, "is read as '5'"),
+        ([1], {}, "properties is not an object"),
     ],
 )
 def test_a_strict_tool_is_held_to_its_schema_or_refused(properties, schema, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from typing import Any
+from urllib.parse import unquote
 
 from kakera.text.unicode import well_formed
 
@@ -103,6 +104,7 @@ def resolve(schema: Any, root: Schema) -> Schema:
         if not isinstance(ref := schema.get("$ref"), str):
             return schema
         schema = root
-        for key in ref.removeprefix("#/").split("/"):
+        for key in unquote(ref.removeprefix("#/")).split("/"):
+            key = key.replace("~1", "/").replace("~0", "~")  # as JSON Pointer spells them
             schema = schema.get(key) if isinstance(schema, dict) else None
     return {}

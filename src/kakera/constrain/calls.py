@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kakera.chat.schema_types import PYTHON_TYPES, Schema, declared_types, resolve
-from kakera.chat.tools import CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END
+from kakera.chat.schema_types import PYTHON_TYPES, Schema, declared_types, resolve, typed_value
+from kakera.chat.tools import CALL_END, CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END
 from kakera.constrain.lark import json_value, literal, token
 from kakera.constrain.schema import check_schema
 from kakera.errors import RequestRefused
@@ -93,7 +93,7 @@ def _value(schema: Any, root: Schema, strict: bool, usable: Usable, param: str) 
         return f"{_json(schema, types, root, strict, usable, param)} {literal(VALUE_END)}", ""
     values = plain.get("enum", [plain["const"]] if "const" in plain else None)
     if isinstance(values, list) and values and plain.keys() <= {*ANNOTATIONS, "enum", "const"}:
-        texts = dict.fromkeys(v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for v in values)
+        texts = dict.fromkeys(_written(v, types, strict, param) for v in values)
         # a terminal: as so many rules, 2,000 of them would be more than a parser's row holds
         return "", f"({' | '.join(map(literal, texts))}) {literal(VALUE_END)}"
     if not strict:
@@ -110,6 +110,20 @@ def _value(schema: Any, root: Schema, strict: bool, usable: Usable, param: str) 
             code="invalid_grammar",
         )
     return FREE, ""
+
+
+def _written(value: Any, types: frozenset[str], strict: bool, param: str) -> str:
+    """A single value as calls carry it. Raises RequestRefused if it would be read as another one and is `strict`."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    ended = PARAMETER_END in text or CALL_END.search(text)
+    if strict and (ended or json.dumps(typed_value(text, types)) != json.dumps(value)):
+        what = "ends there" if ended else f"is read as {typed_value(text, types)!r}"
+        raise RequestRefused(
+            f"{param}: {value!r} can not be written in a call, which carries plain text and {what}",
+            param=param,
+            code="invalid_grammar",
+        )
+    return text
 
 
 def _limited(count: str) -> str:
@@ -147,10 +161,13 @@ def _check_object(root: Schema, properties: Schema, required: list[Any], param: 
     """Raises RequestRefused for what the order "each property once" does not guarantee."""
     unknown = sorted(root.keys() - OBJECT_KEYS)
     missing = [name for name in required if not (isinstance(name, str) and name in properties)]
-    if unknown or missing or root.get("type", "object") != "object":
+    listed = not isinstance(root.get("properties", {}), dict)
+    if unknown or listed or missing or root.get("type", "object") != "object":
         what = (
             f"{', '.join(unknown)} beside properties"
             if unknown
+            else "properties is not an object"
+            if listed
             else f"required names {missing[0]!r}, which properties lacks"
             if missing
             else "its type is not object"
