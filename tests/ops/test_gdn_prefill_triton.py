@@ -19,6 +19,7 @@ from kakera.plan.gdn_plan import scratch_bytes
 from kakera.plan.spec import GdnSpec
 
 TOKENS = 130
+SAVES = [(TOKENS, torch.float32), (64, torch.float16), (128, torch.float32), (64, torch.float32)]
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,6 @@ def test_saves_inside_and_at_the_end_change_no_bit(world, whole):
     assert all(torch.equal(a, b) for a, b in zip((y, state, columns), whole, strict=True))
     assert torch.equal(saves[0].state_VKD, state) and torch.equal(saves[0].conv_WC, columns)
     assert torch.equal(saves[1].state_VKD, saves[3].state_VKD.half())
-
-
-SAVES = [(TOKENS, torch.float32), (64, torch.float16), (128, torch.float32), (64, torch.float32)]
 
 
 def test_cuts_on_the_grid_and_ranges_change_no_bit(world, whole, monkeypatch):
