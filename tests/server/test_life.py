@@ -8,7 +8,6 @@ import logging
 import socket
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -101,46 +100,6 @@ def test_metrics_count_what_happened(slow):
         assert line in text
 
 
-def test_health_and_its_deep_form(slow):
-    assert slow.http.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
-    assert slow.http.get("/health?deep=1").json()["token_seconds"] >= 0
-    assert slow.engine.requests[-1].sampling.max_tokens == 1
-
-
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_a_page_elsewhere_can_not_have_tokens_generated(slow, site):
-    """What a browser sends for <img src="http://127.0.0.1:30000/health?deep=1"> on a page elsewhere."""
-    headers = {"sec-fetch-site": site, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "image"}
-    refused = slow.http.get("/health?deep=1", headers=headers)
-    assert refused.status_code == 403 and refused.json()["error"]["param"] == "deep"
-    assert slow.http.get("/health", headers=headers).status_code == 200
-    assert slow.engine.requests == []
-
-
-@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "same-origin"}])
-def test_watchdogs_and_routers_and_their_users_may(slow, headers):
-    assert slow.http.get("/health?deep=1", headers=headers).json()["status"] == "ok"
-
-
-def test_deep_probes_share_a_token(slow):
-    slow.engine.prefill_seconds = 0.3
-    with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda _: slow.http.get("/health?deep=1").json(), range(40)))
-    assert len(slow.engine.requests) == 1 and all(answer["token_seconds"] >= 0.3 for answer in answers)
-    time.sleep(1.0)
-    slow.http.get("/health?deep=1")
-    assert len(slow.engine.requests) == 2, "an old answer says nothing"
-
-
-def test_whoever_leaves_a_shared_probe_does_not_end_it(slow):
-    slow.engine.prefill_seconds = 0.5
-    with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.get(slow.url + "/health?deep=1", timeout=0.1)
-        assert pool.submit(slow.http.get, "/health?deep=1").result().status_code == 200
-    assert len(slow.engine.requests) == 1 and slow.engine.aborted == []
-
-
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"])
 def test_a_defect_is_a_500_in_words_and_the_connection_lives_on(slow, monkeypatch, caplog, path):
     def broken(*_, **__):
@@ -157,20 +116,6 @@ def test_a_defect_is_a_500_in_words_and_the_connection_lives_on(slow, monkeypatc
             assert connection.sock is sock, "closed"
     assert len([r for r in caplog.records if r.exc_info and "a defect" in str(r.exc_info[1])]) == 3
     assert slow.http.get("/metrics").text.count(f'finish_reason="internal_error",route="{path}"}} 3.0') == 1
-
-
-def test_work_without_progress_is_an_outage(serve):
-    server = serve(SLOW, stall_seconds=0.4)
-    server.engine.stuck = True
-    time.sleep(0.6)
-    assert server.http.get("/health").status_code == 200  # idle is not stalled
-    threading.Thread(target=lambda: server.post("/v1/chat/completions", **BODY, max_tokens=2)).start()
-    server.wait_until(lambda: server.http.get("/health").status_code == 503)
-    assert "no step finished" in server.http.get("/health").json()["reason"]
-    server.engine.stuck = False
-    server.wait_until(lambda: server.http.get("/health").status_code == 200)
-    server.engine.stuck = True
-    assert server.http.get("/health?deep=1").status_code == 503
 
 
 def test_models_tokenize_and_detokenize(slow):

@@ -21,6 +21,7 @@ from kakera.server.answers_operations import Failing, Healthy
 log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 SHARED_SECONDS = 1.0
+LOOK_SECONDS = 0.05  # the engine reports after every step
 ELSEWHERE = ("cross-site", "same-site")  # what browsers say of a page's images and links, which send no Origin
 STALL_SECONDS = 60.0  # the longest sound step is one prefill chunk on a slow CPU, some seconds
 
@@ -95,22 +96,37 @@ class EngineWatch:
 
 @dataclass
 class DeepProbe:
-    """One token for all who ask within SHARED_SECONDS: needing no key, it must cost the same whoever asks how often."""
+    """One token for all who ask within SHARED_SECONDS: needing no key, it must cost the same whoever asks how often.
+
+    While every slot is taken, a finished step instead: behind a queue of minutes the token would come too late, and
+    whoever restarts what is unhealthy would restart a server that only has much to do.
+    """
 
     watch: EngineWatch
     _task: asyncio.Task[tuple[str | None, float]] | None = None
     _began: float = 0.0
 
     async def result(self) -> tuple[str | None, float]:
-        """What is wrong or None, and the seconds that the token took."""
+        """What is wrong or None, and the seconds that the token or the step took."""
         if self._task is None or (self._task.done() and time.monotonic() - self._began > SHARED_SECONDS):
             self._began = time.monotonic()
             self._task = asyncio.create_task(self._generate())
         return await asyncio.shield(self._task)  # the others wait on when one of them leaves
 
     async def _generate(self) -> tuple[str | None, float]:
-        problem = await one_token(self.watch.engine, self.watch.stall_seconds)
+        began = self.watch.last.steps
+        problem = None
+        while self._crowded and self.watch.last.steps == began and problem is None:
+            await asyncio.sleep(LOOK_SECONDS)
+            problem = await self.watch.problem()
+        if problem is None and self.watch.last.steps == began:
+            problem = await one_token(self.watch.engine, self.watch.stall_seconds)
         return problem, time.monotonic() - self._began
+
+    @property
+    def _crowded(self) -> bool:
+        last = self.watch.last
+        return last.waiting > 0 or (last.running > 0 and last.slots_free == 0)
 
 
 def health_routes(watch: EngineWatch) -> APIRouter:
