@@ -3,6 +3,7 @@ interpreter runs the rest, and memory that no call may rely on is NaN. The plain
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 
 pytest.importorskip("triton", reason="needs Triton (Linux)")
 
-from test_kv_gpu_cuda import BOUND, PAGE, SLOTS, Sequence, World, error, pass_of
+from test_kv_gpu_cuda import BOUND, PAGE, SLOTS, Sequence, World, error, pass_of, specification
 
 from kakera.kv.gpu import attention, prefill
-from kakera.kv.gpu.attention import GpuAttention
+from kakera.kv.gpu.attention import GpuAttention, can_attend
 from kakera.kv.gpu.decode import DecodeRows, attend_decode_reference, query_tiles
 from kakera.kv.gpu.finish import Finish
 from kakera.kv.gpu.write import write_rows_reference
@@ -194,3 +195,18 @@ def test_rows_given_as_tensors_are_laid_out_as_their_spans_are(window):
         for name, value in vars(a).items():
             torch.testing.assert_close(getattr(b, name), value, msg=lambda text, name=name: f"{name}: {text}")
     assert [first for first, _ in expected.rows] == [first for first, _ in found.rows] == [0]
+
+
+def test_what_has_no_kernel_is_refused():
+    spec, coded = specification(), KvFormat("int2", 256, WINDOW)
+    hadamard = Rotation.hadamard(spec)
+    assert can_attend(spec, coded, hadamard) and can_attend(spec, KvFormat("bf16"), None)
+    assert can_attend(spec, replace(coded, group=64), hadamard) and not can_attend(
+        spec, replace(coded, group=32), hadamard
+    )
+    assert not can_attend(spec, KvFormat("fp32"), None)
+    assert not can_attend(specification(dim=64), replace(coded, group=64), None)
+    assert not can_attend(spec, replace(coded, group=128), replace(hadamard, graded=True))
+    matrix = Frame(torch.eye(256).expand(2, 2, -1, -1), torch.zeros(2, 2, 256))
+    for rotation in (Rotation(matrix, hadamard.v), Rotation(hadamard.k, matrix)):
+        assert not can_attend(spec, coded, rotation)

@@ -41,9 +41,11 @@ HALVES = (torch.float16, torch.bfloat16)
 
 def can_attend(spec: ModelSpec, fmt: KvFormat, rotation: Rotation | None) -> bool:
     """Whether there are kernels for the model and the format: not for other head sizes, small groups, rotation files,
-    fp32 pages."""
+    graded codes, fp32 pages."""
     groups = spec.head_dim // fmt.group if fmt.windowed else 1
-    turned = rotation is not None and (rotation.k.rotation_LKDD, rotation.v.rotation_LKDD) != (None, None)
+    turned = rotation is not None and (
+        rotation.graded or rotation.k.rotation_LKDD is not None or rotation.v.rotation_LKDD is not None
+    )
     known = can_decode(spec.head_dim, groups) and can_write(spec.head_dim, spec.rotary_dim)
     return known and fmt.codec in ("int2", "bf16") and not turned
 
