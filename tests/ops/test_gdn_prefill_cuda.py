@@ -91,7 +91,8 @@ class TestOnAGpu:
         before = torch.cuda.memory_allocated()
         y = gdn_prefill(world.mixed, world, spec, 1e-6, world.state, world.columns)
         grown = torch.cuda.max_memory_allocated() - before - y.untyped_storage().nbytes()
-        assert abs(grown - scratch_bytes(spec, tokens)) <= 8 * 512
+        # torch does not split off what is left of a block below 1 MB
+        assert 0 <= grown - scratch_bytes(spec, tokens) + 8 * 512 <= 8 * 2**20
 
     def test_in_a_graph(self):
         world = World(SPECS["27B"], 2048)

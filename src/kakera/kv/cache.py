@@ -91,6 +91,11 @@ class KVCache:
         """Whether kernels take 16-bit projections, which a CUDA graph can capture."""
         return self._kernels is not None
 
+    def prepare(self) -> None:
+        """Do what the first calls would wait for (a GPU's library plans its kernels)."""
+        if self._kernels is not None:
+            self._kernels.prepare()
+
     def attend_heads(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor:
         """QK-norm and RoPE, then `attend`, then the output gate: [T, heads * D] in the projection's dtype."""
         if self._kernels is not None and self._kernels.takes(heads):

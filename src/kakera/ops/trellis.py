@@ -17,7 +17,7 @@ from kakera.ops.cuda.compiler import Kernel, kernel
 from kakera.weights.coded import CodedLinear
 
 FEW_ROWS = 32
-MANY_ROWS = 96
+MANY_ROWS = 65  # three passes of 32 rows take as long as decoding once, and twice the launches
 PARTS = 4  # linears of a launch
 WARPS = 8
 STEP = 64  # input channels of a warp's step

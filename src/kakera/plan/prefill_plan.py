@@ -113,6 +113,20 @@ def key_pieces(tokens: int, largest: int) -> Iterator[tuple[int, int]]:
         first += size
 
 
+def library_shapes(plan: PrefillPlan) -> set[tuple[int, int, int]]:
+    """(batch, rows, keys) of all library calls that segments of up to `plan.chunk` tokens can make."""
+    shapes = set()
+    sizes = [1 << i for i in range(6, padded_tokens(plan.chunk).bit_length())]  # from a page on
+    for tokens in sizes:
+        heads = plan.heads_per_call(tokens)
+        keys = [1 << i for i in range(GRID.bit_length() - 1, plan.piece(heads).bit_length())]
+        for queries in (size for size in sizes if size <= min(tokens, QUERIES)):
+            for count in keys:
+                splits = plan.splits(heads, queries, count)
+                shapes.add((heads * splits, queries * plan.group, count // splits))
+    return shapes
+
+
 def padded_tokens(tokens: int) -> int:
     *_, (first, size) = query_blocks(tokens)
     return first + size

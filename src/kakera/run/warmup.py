@@ -6,21 +6,25 @@ So the first request is as fast as the next, and memory that a step takes beside
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from kakera.errors import KakeraError
 from kakera.plan.plan import Plan
 from kakera.run.graphs import MOST_ROWS
 from kakera.run.runner import TorchRunner
 from kakera.schedule.request import Sampling
-from kakera.schedule.step import PAGE, ResetSlot, Row, StepPlan
+from kakera.schedule.step import PAGE, Drop, ResetSlot, Row, SavePoint, StepPlan
 
 REQUEST = "warm-up"
-TAIL = 37  # tokens: an end of a prompt that fills no page
+# Tokens of short segments: all variants of products with coded weights, which 32, 16 and 8 rows have
+SHORT = (PAGE, 37, 16)
+SAVED = -1  # a checkpoint that no cache knows
 
 
 def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None] | None = None) -> None:
     """Run prefill steps of the shapes that serving takes, then capture the decode graphs. Nothing may run yet; slots
     and pages hold nonsense before and after. `progress` gets (steps done, steps in all). Raises KakeraError."""
+    runner.kv.prepare()
     steps = prefill_steps(plan)
     total = len(steps) + (min(plan.slots, MOST_ROWS) if runner.graphs is not None else 0)
     tell = progress or (lambda done, of: None)
@@ -35,11 +39,13 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
 
 
 def prefill_steps(plan: Plan) -> list[StepPlan]:
-    """The longest segment at the start and behind history, and a short end; each as far as the plan has pages."""
+    """The longest segment at the start and behind history, shorter ones, and a save; as far as the plan has pages."""
     longest = min(plan.chunk, plan.pages * PAGE, plan.context) // PAGE * PAGE
-    steps = [StepPlan(0, (ResetSlot(0),), prefill=(_row(0, longest),))]
-    for count in (longest, PAGE, TAIL):
-        if (longest + count + PAGE - 1) // PAGE <= plan.pages:
+    saves = (SavePoint(PAGE, SAVED),) if plan.host_cache and longest > PAGE else ()
+    first = replace(_row(0, longest), saves=saves)
+    steps = [StepPlan(0, (ResetSlot(0),), prefill=(first,), after=(Drop((SAVED,)),) if saves else ())]
+    for count in (longest, longest // 2, longest // 4, *SHORT):
+        if count > 0 and (longest + count + PAGE - 1) // PAGE <= plan.pages:
             steps.append(StepPlan(0, prefill=(_row(longest, count),)))
     return steps
 

@@ -105,6 +105,10 @@ class GpuAttention:
         # weakly, because a batch holds the checkpoints that were saved in it
         self._plan: tuple[weakref.ref[Batch], _Decode | None, list[Places]] | None = None
 
+    def prepare(self) -> None:
+        """What the first calls would wait for, where shapes need a plan of the library."""
+        self._prefill_attention.prepare()
+
     def takes(self, heads: ProjectedHeads) -> bool:
         return heads.q_TQD.dtype in HALVES
 

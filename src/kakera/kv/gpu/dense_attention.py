@@ -13,6 +13,9 @@ from torch import Tensor
 Attention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+FEW_QUERIES = 2048  # rows of a call below which flash is taken: a plan of cuDNN, 50 to 75 ms, is not worth its making
+
+
 def choose(device: torch.device) -> Attention:
     """cuDNN where it has kernels of the newer tensor cores (Hopper, data-centre Blackwell), else flash attention 2.
 
@@ -21,7 +24,16 @@ def choose(device: torch.device) -> Attention:
     if device.type != "cuda":
         return plain
     major, _ = torch.cuda.get_device_capability(device)
-    return cudnn if major in (9, 10) else flash
+    return cudnn_or_flash if major in (9, 10) else flash
+
+
+def makes_plans(device: torch.device) -> bool:
+    """Whether the first call of each shape is slow there."""
+    return choose(device) is cudnn_or_flash
+
+
+def cudnn_or_flash(q_BMD: Tensor, k_BND: Tensor, v_BND: Tensor) -> tuple[Tensor, Tensor]:
+    return (flash if q_BMD.shape[1] < FEW_QUERIES else cudnn)(q_BMD, k_BND, v_BND)
 
 
 def cudnn(q_BMD: Tensor, k_BND: Tensor, v_BND: Tensor) -> tuple[Tensor, Tensor]:

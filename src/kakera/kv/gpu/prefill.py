@@ -17,7 +17,15 @@ from torch import Tensor
 
 from kakera.kv.gpu import dense_attention, prefill_kernels
 from kakera.plan.kv_format import PAGE_TOKENS
-from kakera.plan.prefill_plan import GRID, SUB, PrefillPlan, key_pieces, padded_tokens, query_blocks
+from kakera.plan.prefill_plan import (
+    GRID,
+    SUB,
+    PrefillPlan,
+    key_pieces,
+    library_shapes,
+    padded_tokens,
+    query_blocks,
+)
 
 MERGE_ROWS = 16
 
@@ -108,6 +116,15 @@ class PrefillAttention:
 
     def scratch(self) -> tuple[Tensor, ...]:
         return self._q, self._state_o, self._state_lse, self._history, self._band
+
+    def prepare(self) -> None:
+        """Have the library make its plans for all shapes that calls can take; else the first of each is slow."""
+        if not dense_attention.makes_plans(self._q.device):
+            return
+        for batch, rows, keys in sorted(library_shapes(self.plan)):
+            q_BMD = _view(self._q, batch, rows, self.plan.head_dim)
+            k_BND = _view(self._history, batch, keys, self.plan.head_dim)
+            self._attend(q_BMD, k_BND, k_BND)
 
     def __call__(
         self,
