@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -166,7 +167,7 @@ class TorchRunner:
             inside = () if self.offload is not None and i < len(plan.decode) else row.saves  # else they lie behind
             saves = [_Staged(s.checkpoint, self._empty_checkpoint(s.position)) for s in inside]
             staged += saves
-            pages = torch.tensor(row.pages, dtype=torch.int64, device=device)
+            pages = torch.from_numpy(np.array(row.pages, dtype=np.int64)).to(device)
             spans.append(
                 Span(offset, len(row.tokens), row.start, row.slot, pages, tuple(Save(s.tensors) for s in saves))
             )
