@@ -41,7 +41,7 @@ def test_a_gpu_chooses_the_tokens_of_a_cpu(vocabulary, count, mixes):
         for one, other in zip(found, wanted, strict=True):
             assert (one.logprob is None) == (other.logprob is None)
             if one.logprob is not None:
-                assert one.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-5, rel=1e-6)
+                assert one.logprob.logprob == pytest.approx(other.logprob.logprob, abs=5e-5)
                 assert [t for t, _ in one.logprob.top] == [t for t, _ in other.logprob.top]
 
 
