@@ -1,9 +1,21 @@
-"""The container file by its properties: an image is not built here."""
+"""What is shipped: the container file by its properties and its steps, as no image is built here, and the wheel."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
+from served import Served, free_port
 
 from kakera.cli.options import DEFAULT_PORT
 
@@ -32,3 +44,101 @@ def test_health_is_asked_where_the_server_listens() -> None:
     text = "\n".join(LINES)
     assert instructions("EXPOSE") == [str(DEFAULT_PORT)] and f"127.0.0.1:{DEFAULT_PORT}/health" in text
     assert instructions("ENTRYPOINT") == ['["kakera"]'] and '"--host", "0.0.0.0"' in instructions("CMD")[-1]
+
+
+def test_what_the_container_starts_answers_its_health_check_warns_that_it_is_open_and_stops_in_time(
+    place: Path, script: str
+) -> None:
+    """The commands of the file themselves, with a scripted model and another port."""
+    serve, _, *options = json.loads(instructions("CMD")[-1])
+    check = json.loads(re.findall(r"CMD (\[\"python.*)", (ROOT / "Dockerfile").read_text())[0])
+    grace = int(re.findall(r"--stop-timeout (\d+)", (ROOT / "Dockerfile").read_text())[0])
+    port = free_port()
+    command = [sys.executable, *(part.replace(str(DEFAULT_PORT), str(port)) for part in check[1:])]
+
+    def health() -> int:
+        return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode
+
+    assert serve == "serve" and health() != 0
+    with Served(place / "a", script, *options, port=port) as server:
+        assert health() == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(timeout=grace) == 0
+    assert health() != 0
+    assert f"without --api-key-file: whoever can reach port {port}" in server.errors.read_text()
+
+
+@pytest.fixture
+def room() -> Iterator[Path]:
+    """For copies of the package, whose model has 42 MB: pytest would keep those of three runs."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory).resolve()
+
+
+@pytest.fixture
+def context(room: Path) -> Path:
+    """What .dockerignore lets through; its patterns are names that are wanted and endings that are not."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    wanted = [line[1:] for line in lines if line.startswith("!")]
+    unwanted = [line.removeprefix("**/") for line in lines if line.startswith("**/")]
+    assert ["*", *(f"!{name}" for name in wanted), *(f"**/{name}" for name in unwanted)] == lines
+    directory = room / "context"
+    directory.mkdir()
+    for name in wanted:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns(*unwanted))
+        else:
+            shutil.copy(ROOT / name, directory / name)
+    return directory
+
+
+def wheel(context: Path) -> Path:
+    """Built by the backend that pyproject.toml names, in the context itself."""
+    build = "from setuptools import build_meta; build_meta.build_wheel('wheels')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=context, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return next((context / "wheels").glob("kakera-*.whl"))
+
+
+def shipped(context: Path) -> set[str]:
+    """Every file of the package but the notes for its readers; data is shipped as it is."""
+    package = context / "src" / "kakera"
+    paths = [path.relative_to(context / "src") for path in package.rglob("*") if path.is_file()]
+    return {str(path) for path in paths if path.name != "README.md" or "data" in path.parts}
+
+
+def test_the_build_context_holds_the_package_and_nothing_big_or_secret(context: Path) -> None:
+    files = [path for path in context.rglob("*") if path.is_file()]
+    endings = {path.suffix for path in files if path.is_relative_to(context / "src")}
+    known = {".py", ".typed", ".md", ".cu", ".cuh", ".js", ".css", ".html", ".svg"}
+    data = {".json", ".jsonl", ".jinja", ".txt", ".safetensors", ""}  # "": SHA256SUMS
+    assert endings == known | data
+    assert {path.name for path in files if not path.suffix} == {"LICENSE", "SHA256SUMS"}
+    assert sum(path.stat().st_size for path in files) < 60e6
+
+
+def test_a_wheel_holds_every_file_of_the_package_and_its_command_finds_the_model_there(
+    context: Path, room: Path
+) -> None:
+    files = shipped(context)
+    installed = room / "installed"
+    with zipfile.ZipFile(wheel(context)) as archive:
+        assert {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")} == files
+        archive.extractall(installed)
+    for part in ("ops/cuda/trellis.cuh", "server/page/index.html", "data/mini/tokenizer.json", "py.typed"):
+        assert f"kakera/{part}" in files
+    shutil.rmtree(context)
+    start = (
+        "import sys; from importlib.metadata import distribution as of;"
+        "sys.exit(next(e for e in of('kakera').entry_points if e.name == 'kakera').load()())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", start, "info", "mini", "--json"],
+        cwd=room,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["path"] == str(installed / "kakera" / "data" / "mini")

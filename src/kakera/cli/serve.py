@@ -72,6 +72,7 @@ def serve(
     cards = len(machine.devices) if machine.kind == "cuda" and not found.scripted else 0
     claim = claim_for(cards, port, Holder(os.getpid(), f"{host}:{port}", name))
     check_port(host, port)
+    warn_if_open(host, port, keys)
     if claim:
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, served_name)
@@ -154,6 +155,16 @@ def read_keys(path: Path) -> tuple[str, ...]:
     if not keys:
         raise UsageError(f"--api-key-file {path}: the file is empty")
     return keys
+
+
+def warn_if_open(host: str, port: int, keys: tuple[str, ...]) -> None:
+    from kakera.server.access import is_loopback
+
+    if not keys and not is_loopback(host):
+        say(
+            f"warning: --host {host} without --api-key-file: whoever can reach port {port} can use this server; in a "
+            f"container that is whoever can reach the published port"
+        )
 
 
 def check_port(host: str, port: int) -> None:
