@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,12 +27,17 @@ from kakera.plan.spec import ModelSpec
 from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs
 from kakera.run.runner import TorchRunner
+from kakera.run.starting import Tell
 from kakera.run.store import STATE_DTYPES, CheckpointShape
 from kakera.run.warmup import warm_up
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 from kakera.text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+LOADING = "loading layers"
+WARMING = "steps to warm up (kernels are compiled at the first start)"
+NEAR_PLAN = 0.03  # of the plan: what is taken may differ by so much
 COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # 16-bit matmul is far slower on AVX2 machines
 
 
@@ -40,14 +46,15 @@ def build_engine(
     plan: Plan,
     *,
     dtype: torch.dtype | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Tell | None = None,
     escha_bias: bool = False,
     grammars: bool = False,
 ) -> LocalEngine:
     """Load the weights and allocate pages, slots and states. Raises CheckpointError, UsageError.
 
-    `escha_bias`: add the biases that Escha files carry and their published scores leave out. `grammars`: build now what
-    grammars need (1.3 s for 248,320 tokens) instead of with the first one, when running streams would wait for it.
+    `progress` is told how far loading and warming up have come. `escha_bias`: add the biases that Escha files carry and
+    their published scores leave out. `grammars`: build now what grammars need (1.3 s for 248,320 tokens) instead of
+    with the first one, when running streams would wait for it.
     """
     if plan.device == "cuda" and not torch.cuda.is_available():  # a plan can be made for cards that are elsewhere
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
@@ -55,7 +62,8 @@ def build_engine(
     if device.type == "cuda":
         take_memory(plan)
     dtype = dtype or COMPUTE_DTYPES[plan.device]
-    model = HybridModel.load(directory, dtype, device, progress, escha_bias=escha_bias)
+    tell = progress or (lambda stage, done, total: None)
+    model = HybridModel.load(directory, dtype, device, partial(tell, LOADING), escha_bias=escha_bias)
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk)
     states = StatePool(plan.spec, plan.slots, device, dtype)
@@ -69,7 +77,9 @@ def build_engine(
     places = STAGED_CHECKPOINTS if device.type == "cuda" and plan.host_cache else 0
     runner = TorchRunner(model, kv, states, shape, Outputs(compiler), graphs, places)
     if device.type == "cuda":
-        warm_up(runner, plan)
+        warm_up(runner, plan, partial(tell, WARMING))
+        for line in over_plan(plan, taken_bytes()):
+            log.warning(line)
     return LocalEngine(scheduler_for(plan), runner)
 
 
@@ -83,6 +93,24 @@ def take_memory(plan: Plan) -> None:
     capacity = torch.cuda.get_device_properties(0).total_memory
     planned = plan.total("device") + margin(plan.device_bytes[0]) - sum(o.bytes for o in CUDA_OVERHEADS)
     torch.cuda.set_per_process_memory_fraction(min(1.0, planned / capacity))
+
+
+def taken_bytes() -> int:
+    """Of the card by this process, at the fullest moment: torch's memory, and what it says nothing of."""
+    free, total = torch.cuda.mem_get_info()
+    outside = total - free - torch.cuda.memory_reserved()  # other programs count, as they should
+    return outside + torch.cuda.max_memory_reserved()
+
+
+def over_plan(plan: Plan, taken: int) -> list[str]:
+    """A warning if more is taken than planned: the promise of the table is broken, and a full card becomes slow."""
+    planned = plan.total("device")
+    if taken <= planned * (1 + NEAR_PLAN):
+        return []
+    return [
+        f"the card holds {taken / 1e9:.2f} GB after the start where {planned / 1e9:.2f} GB were planned: another "
+        "program has taken some, or the plan is wrong here; lower --context or --max-running if it gets slow"
+    ]
 
 
 def has_graphs(spec: ModelSpec, kv: KVCache, dtype: torch.dtype, device: torch.device) -> bool:

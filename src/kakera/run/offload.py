@@ -93,18 +93,23 @@ class Offload:
             if (job := self._pending.pop(key, None)) is not None:
                 job.result()
 
+    def settle(self, kind: str, ids: Sequence[int]) -> None:
+        """Until the copies of these are over, well or not: what is to be dropped need not have arrived."""
+        for key in [(kind, i) for i in ids]:
+            if (job := self._pending.pop(key, None)) is not None:
+                job.exception()
+
     def _send(
         self, keys: list[tuple[str, int]], tensors: Sequence[Tensor], keep: Callable[[list[Tensor]], None]
     ) -> torch.cuda.Event:
         """Queue the copy; returns when it has left the device, as an event."""
         pinned = next(self._next_pinned)
         if pinned.free is not None:
-            pinned.free.result()
+            pinned.free.exception()  # waits; what went wrong is told to who wants that record, not to whom comes next
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         views = _views(pinned.bytes_B, tensors)
         with torch.cuda.stream(self._stream):
-            for view, tensor in zip(views, tensors, strict=True):
-                view.copy_(tensor, non_blocking=True)
+            _copy(tensors, views)
             sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
             sent.record(self._stream)
 
@@ -116,6 +121,11 @@ class Offload:
         self._pending = {key: job for key, job in self._pending.items() if not job.done() or job.exception()}
         self._pending |= dict.fromkeys(keys, pinned.free)
         return sent
+
+
+def _copy(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
+    for tensor, view in zip(tensors, views, strict=True):
+        view.copy_(tensor, non_blocking=True)
 
 
 def _padded(tensor: Tensor) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineRecipe:
-    """A picklable build function."""
+    """A picklable build function, which shows on stderr how far it has come."""
 
     directory: Path
     plan: Plan
@@ -22,5 +22,7 @@ class EngineRecipe:
     def __call__(self) -> LocalEngine:
         """Raises CheckpointError, UsageError."""
         from kakera.run.build import build_engine
+        from kakera.run.starting import start_progress
 
-        return build_engine(self.directory, self.plan, grammars=True)
+        with start_progress() as progress:
+            return build_engine(self.directory, self.plan, progress=progress, grammars=True)

@@ -271,8 +271,9 @@ class TorchRunner:
                 self._wait_for("page", [host for host, _ in pairs])
                 self.kv.write_pages([page for _, page in pairs], self.store.read_pages([host for host, _ in pairs]))
             case Drop(checkpoints, sinks, pages):
-                for kind, ids in (("checkpoint", checkpoints), ("sink", sinks), ("page", pages)):
-                    self._wait_for(kind, ids)
+                if self.offload is not None:  # a copy under way would come after the drop
+                    for kind, ids in (("checkpoint", checkpoints), ("sink", sinks), ("page", pages)):
+                        self.offload.settle(kind, ids)
                 self.store.drop(checkpoints, sinks, pages)
 
     def _wait_for(self, kind: str, ids: Sequence[int]) -> None:

@@ -87,8 +87,9 @@ class HostStore:
 
     def bytes(self) -> int:
         """Bytes held, for tests that compare with the plan."""
-        tensors = [t for c in self.checkpoints.values() for t in tensors_of(c)]
-        tensors += [*self.sinks.values(), *(t for page in self.pages.values() for t in page)]
+        # lists: a thread may be putting something in
+        tensors = [t for c in list(self.checkpoints.values()) for t in tensors_of(c)]
+        tensors += [*self.sinks.values(), *(t for page in list(self.pages.values()) for t in page)]
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
