@@ -1,7 +1,4 @@
-"""Decode by replays that run ahead of the host gives what launch by launch does, whatever ends or comes meanwhile.
-
-A stand-in computes what a CUDA graph would, from the same inputs that lie on the device, into the same outputs.
-"""
+"""Decode by replays that run ahead of the host gives what launch by launch does, whatever ends or comes meanwhile."""
 
 from __future__ import annotations
 
@@ -10,48 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graph_stand_in import with_graphs, worlds
 from run_world import World, ask, tokens_of
 
-from kakera.model.batch import Batch, Span
 from kakera.run import runner
-from kakera.run.graphs import DecodeGraphs, Outputs, _Captured
 from kakera.run.store import HostStore
-
-
-class StandIn:
-    """What a replay does, on a CPU."""
-
-    def __init__(self, graphs: DecodeGraphs, owner, count: int):
-        self._graphs, self._runner, self._count = graphs, owner, count
-        spec = owner.model.spec
-        self.outputs = Outputs(torch.empty(count, spec.hidden), torch.empty(count, spec.vocab))
-        self.replays = 0
-
-    @torch.inference_mode()
-    def replay(self) -> None:
-        self.replays += 1
-        tokens_R, starts_R, slots_R = self._graphs._numbers_3R[:, : self._count].clone()
-        rows = enumerate(zip(starts_R.tolist(), slots_R.tolist(), strict=True))
-        tables = self._graphs._tables_SP.long()
-        spans = tuple(Span(i, 1, start, slot, tables[slot, : start // 64 + 1]) for i, (start, slot) in rows)
-        batch = Batch(tokens_R, starts_R, spans, (), torch.arange(self._count))
-        hidden_RH = self._runner.model.hidden(batch, self._runner.kv, self._runner.states)
-        self.outputs.hidden_RH.copy_(hidden_RH)
-        self.outputs.logits_RV.copy_(self._runner.model.logits(hidden_RH))
-
-
-def with_graphs(world: World, most: int = 8) -> list[StandIn]:
-    owner = world.runner
-    slots = owner.states.state_LSVKD.shape[1]
-    owner.graphs = DecodeGraphs(owner.model, owner.kv, owner.states, slots, 64, torch.device("cpu"))
-    made = [StandIn(owner.graphs, owner, count) for count in range(1, most + 1)]
-    owner.graphs._captured = [_Captured(one, one.outputs) for one in made]
-    return made
-
-
-def worlds(tiny_model, **changes) -> tuple[World, World, list[StandIn]]:
-    plain, replayed = (World.build(tiny_model, **changes) for _ in range(2))
-    return plain, replayed, with_graphs(replayed)
 
 
 def drive(world: World, seed: int) -> dict[str, tuple[list[int], str]]:

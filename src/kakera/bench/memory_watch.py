@@ -124,7 +124,7 @@ def _tensors(root: Any, within: str = "") -> Iterator[Tensor]:
 
 def _children(item: Any) -> Iterable[Any]:
     if isinstance(item, dict):
-        return item.values()
+        return list(item.values())  # a thread may be putting something in
     if isinstance(item, list | tuple | set | frozenset):
         return item
     if type(item).__module__.startswith("kakera."):

@@ -1,0 +1,145 @@
+"""Random traffic through replays that run ahead and copies that come late gives, step by step, what neither gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from graph_stand_in import with_graphs, with_late_offload
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from run_world import World, ask, tokens_of
+
+from kakera.errors import RequestRefused
+from kakera.schedule.request import Constraint, Finished, Request, ThinkingBudget, Tokens
+
+POISON = 7  # an id whose embedding is NaN: no prompt has it, some requests like to say it
+END, THINK, CLOSE = 258, 261, 262
+GRAMMARS = (None, None, None, "start: /[a-c]{1,12}/", "start: /[a-d]{70,90}/", "start: /(/")
+SIZES = ({}, {"pages": 13, "slots": 3}, {"pages": 16, "slots": 5, "host_cache": 300_000}, {"chunk": 64, "pages": 40})
+
+
+@dataclass(frozen=True)
+class Ask:
+    """`n` requests that differ in their choice only, over one of three texts."""
+
+    text: int
+    shared: int
+    own: int
+    max_tokens: int
+    n: int = 1
+    warm: bool = False
+    likes_poison: bool = False
+    grammar: int = 0
+    thinks: bool = False
+    stops: bool = False
+    echo: bool = False
+
+    def requests(self, number: int) -> list[Request]:
+        tokens = (*tokens_of(self.text, self.shared), *tokens_of(1000 + number, self.own))
+        tokens = tuple(8 if token == POISON else token for token in tokens)
+        sampling = {
+            "temperature": 1.0 if self.warm else 0.0,
+            "repetition_penalty": 1.2 if self.warm else 1.0,
+            "logit_bias": ((POISON, 6.0),) if self.likes_poison else ((POISON, -99.0),),
+            "constraint": Constraint(GRAMMARS[self.grammar]) if GRAMMARS[self.grammar] else None,
+            "thinking": ThinkingBudget(3, (65, CLOSE), (CLOSE,)) if self.thinks else None,
+            "stop_token_ids": (END, *range(100, 110)) if self.stops else (END,),
+            "prompt_logprobs": 1 if self.echo else None,
+        }
+        marks = [mark for mark in (self.shared,) if 0 < mark < len(tokens)]
+        return [
+            ask(f"r{number}.{choice}", tokens, self.max_tokens, marks, choice=choice, **sampling)
+            for choice in range(self.n)
+        ]
+
+
+asks = st.builds(
+    Ask,
+    text=st.integers(0, 2),
+    shared=st.sampled_from([0, 50, 64, 128, 190]),
+    own=st.sampled_from([1, 13, 62, 63, 64, 65, 130]),
+    max_tokens=st.sampled_from([0, 1, 2, 9, 40, 70, 140]),
+    n=st.sampled_from([1, 1, 2, 3]),
+    warm=st.booleans(),
+    likes_poison=st.sampled_from([False, False, True]),
+    grammar=st.integers(0, len(GRAMMARS) - 1),
+    thinks=st.sampled_from([False, False, True]),
+    stops=st.booleans(),
+    echo=st.sampled_from([False, False, False, True]),
+)
+moves = st.one_of(
+    asks,
+    st.tuples(st.just("steps"), st.sampled_from([1, 1, 2, 3, 10, 30])),
+    st.tuples(st.just("abort"), st.integers(0, 7)),
+    st.tuples(st.just("flush"), st.just(0)),
+    st.tuples(st.just("copies"), st.just(0)),
+)
+
+
+def play(world: World, game: list, finish_copies=lambda: None) -> list:
+    """Everything that is told, in order. The youngest requests but so many are aborted; ids come back."""
+    told: list = []
+    number = 0
+    for move in game:
+        if isinstance(move, Ask):
+            for request in move.requests(number % 3 if number % 4 == 3 else number):
+                try:
+                    world.engine.submit(request)
+                except RequestRefused as error:
+                    told.append(error.code)
+            number += 1
+            continue
+        kind, count = move
+        if kind == "steps":
+            for _ in range(count):
+                told += world.engine.step()
+        elif kind == "abort":
+            world.engine.abort(f"r{max(0, number - 1 - count // 2)}.{count % 2}")
+        elif kind == "flush":
+            told.append(replace(world.engine.flush(), host_bytes=0))
+        else:
+            finish_copies()
+    for _ in range(4000):
+        told += world.engine.step()
+        stats = world.engine.stats()
+        if not stats.running + stats.waiting:
+            world.settle()
+            finish_copies()
+            world.check_idle()
+            return told
+    raise AssertionError("some requests never end")
+
+
+def seen(event: object) -> object:
+    """Without times, and log-probabilities to three digits."""
+    if isinstance(event, Finished):
+        return event.request_id, event.reason, event.code, event.stop_token, event.usage.completion_tokens
+    if isinstance(event, Tokens):
+        return event.request_id, event.tokens
+    return event if not hasattr(event, "logprobs") else event.request_id
+
+
+def build(tiny_model, **size) -> World:
+    world = World.build(tiny_model, **size)
+    with torch.inference_mode():
+        world.runner.model.weights.embedding.rows_VH[POISON] = float("nan")
+    scheduler = world.engine.scheduler
+    scheduler.limits = scheduler.admission.limits = replace(scheduler.limits, saves=2)
+    execute = world.runner.execute
+    world.runner.execute = lambda plan: replace(execute(plan), seconds=0.01)  # type: ignore[method-assign]
+    return world
+
+
+@settings(max_examples=8, print_blob=False, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(SIZES), st.lists(moves, min_size=4, max_size=14))
+def test_random_traffic(tiny_model, size, game):
+    plain, replayed = build(tiny_model, **size), build(tiny_model, **size)
+    with pytest.MonkeyPatch.context() as patch:
+        made = with_graphs(replayed, 4)
+        thread = with_late_offload(replayed, patch)
+        ours = play(replayed, game, thread.finish)
+    wanted = play(plain, game)
+    assert [seen(event) for event in ours] == [seen(event) for event in wanted]
+    assert made
