@@ -8,7 +8,7 @@ PIP    := $(PYTHON) -m pip --disable-pip-version-check
 CPU_TORCH := torch==2.13.0+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test lint venv clients kernels clean
+.PHONY: demo test test-gpu lint venv clients kernels clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -16,6 +16,10 @@ demo: $(READY)
 
 test: $(READY)
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+
+# Tests of kernels and of the engine on an NVIDIA GPU; where there is none, each is skipped and says so.
+test-gpu: $(READY)
+	@$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
 
 lint: $(READY)
 	@$(PYTHON) -m ruff check src tests

@@ -6,7 +6,7 @@ import torch
 from kakera.ops import activation
 from kakera.ops.fused import add_rms_norm, add_rms_norm_reference, swiglu
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 SHAPES = [(1, 5120), (33, 512), (2, 8192), (3, 1000), (2, 9000), (700, 5120)]
 
 
