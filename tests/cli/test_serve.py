@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -91,6 +92,24 @@ def test_serve_reports_a_dead_engine_in_its_exit_status(server: tuple[subprocess
     engine = next(c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline()))
     engine.kill()
     assert process.wait(timeout=60) == 70
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 0.6])
+def test_ctrl_c_while_the_engine_process_still_imports_is_a_quiet_end(script: str, seconds: float) -> None:
+    """It goes to the whole group, as a terminal sends it. Imports take a second."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [*COMMAND, "serve", script, "--port", str(port)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        ours = psutil.Process(process.pid)
+        while not any("spawn_main" in " ".join(child.cmdline()) for child in ours.children()):
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Traceback" not in said and "KeyboardInterrupt" not in said, said
 
 
 def test_chat_streams_answers_and_says_what_was_cached(script: str) -> None:

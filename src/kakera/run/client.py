@@ -7,9 +7,11 @@ import contextlib
 import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,18 @@ def _threads_bound(bind: bool) -> Iterator[None]:
             del os.environ[name]
 
 
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A child started inside is deaf to Ctrl-C, which goes to the whole group, for ever: seconds of imports pass before
+    its code could ignore it. One that comes now reaches this process at the end."""
+    resource_tracker.ensure_running()  # multiprocessing would start it inside, and that unblocks
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class EngineClient:
     """Implements AsyncEngine. Use `await EngineClient.start(build)`; `await died()` returns when the engine is gone."""
 
@@ -90,7 +104,7 @@ class EngineClient:
             target=engine_main, args=(endpoint, os.getpid(), build), name="kakera-engine", daemon=True
         )
         try:
-            with _threads_bound(bind_threads):
+            with _threads_bound(bind_threads), _interrupts_blocked():
                 process.start()
         except BaseException:
             socket.close(linger=0)

@@ -37,7 +37,8 @@ ALIVE_SECONDS = 1.0
 def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) -> None:
     """Entry of the child process. Exits 70 if the engine breaks; the client sees the process end."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the server decides when we stop
+    # the server decides when we stop: its client has blocked Ctrl-C for us, but a library may unblock it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PAIR)
     socket.connect(endpoint)
     try:
