@@ -21,6 +21,7 @@ from kakera.kv.gpu.write import write_rows_reference
 from kakera.kv.rotation import Frame, Rotation, fast_hadamard
 from kakera.model.batch import SingleTokens, Span
 from kakera.plan.kv_format import KvFormat
+from kakera.plan.sizes import attends_plainly
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
 NAN, CHUNK, WINDOW = float("nan"), 320, 2
@@ -195,6 +196,16 @@ def test_rows_given_as_tensors_are_laid_out_as_their_spans_are(window):
         for name, value in vars(a).items():
             torch.testing.assert_close(getattr(b, name), value, msg=lambda text, name=name: f"{name}: {text}")
     assert [first for first, _ in expected.rows] == [first for first, _ in found.rows] == [0]
+
+
+def test_the_plan_knows_what_has_no_kernel():
+    """Its scratch differs; a rotation file counts as one that turns, whatever is in it."""
+    for dim, codec, group in [(256, "int2", 256), (256, "int2", 64), (256, "int2", 32), (128, "bf16", 128)]:
+        for kind in (codec, "fp32"):
+            spec, fmt = specification(dim=dim), KvFormat(kind, group, WINDOW)
+            assert attends_plainly(spec, fmt, None) != can_attend(spec, fmt, None)
+            assert attends_plainly(spec, fmt, "a file")
+    assert attends_plainly(specification(dim=64), KvFormat("int2", 64, WINDOW), None)
 
 
 def test_what_has_no_kernel_is_refused():

@@ -6,7 +6,14 @@ import inspect
 
 from kakera.plan import sizes
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.sizes import checkpoint_bytes, held_attention_bytes, live_state_bytes, margin, scratch_bytes
+from kakera.plan.sizes import (
+    attends_plainly,
+    checkpoint_bytes,
+    held_attention_bytes,
+    live_state_bytes,
+    margin,
+    scratch_bytes,
+)
 from kakera.plan.spec import ModelSpec
 
 INT2 = KvFormat("int2")
@@ -52,6 +59,15 @@ def test_scratch_knows_no_context_and_grows_with_the_chunk(spec_27b: ModelSpec) 
     small, large = (scratch_bytes(spec_27b, INT2, chunk, 8, "cuda", 2) for chunk in (2048, 8192))
     assert small < large < 4 * small
     assert scratch_bytes(spec_27b, INT2, 2048, 8, "cuda", 2) < scratch_bytes(spec_27b, INT2, 2048, 8, "cuda", 1)
+
+
+def test_a_gpu_without_attention_kernels_needs_scratch_of_its_own(spec_27b: ModelSpec) -> None:
+    """Queries of 24 heads of 256 for 8,200 tokens: 201 MB in float32, eight of them at once."""
+    kernels, plain = (scratch_bytes(spec_27b, INT2, 8192, 8, "cuda", plain=plain) for plain in (False, True))
+    assert plain > 8 * 8200 * 24 * 256 * 4 > kernels
+    assert attends_plainly(spec_27b, INT2, "rotation.json") and not attends_plainly(spec_27b, INT2, None)
+    on_cpu = {scratch_bytes(spec_27b, INT2, 512, 8, "cpu", plain=plain) for plain in (False, True)}
+    assert len(on_cpu) == 1
 
 
 def test_margin_keeps_a_12_gb_card_below_the_line_where_it_spills() -> None:

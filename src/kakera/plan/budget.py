@@ -19,6 +19,7 @@ from kakera.plan.sizes import (
     NCCL_OVERHEAD,
     SERVER_HOST_BYTES,
     STAGED_CHECKPOINTS,
+    attends_plainly,
     checkpoint_bytes,
     gap_bytes,
     live_state_bytes,
@@ -179,7 +180,8 @@ class _Budget:
         spec, ranks = self.spec, self.ranks
         live = live_state_bytes(spec, self.machine.kind, ranks)
         window = self.kv.slot_bytes(spec) // ranks
-        scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks)
+        plain = not self.on_cpu and attends_plainly(spec, self.kv, self.wishes.rotation)
+        scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks, plain)
         form = (
             f"decoded at load, linears {CPU_LINEAR_BYTES} bytes a value"
             if self.on_cpu
@@ -197,7 +199,7 @@ class _Budget:
             return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in CPU_OVERHEADS))
         staging = STAGED_CHECKPOINTS * self.checkpoint // ranks
         rows.append(PlanRow("checkpoint staging", "device", staging, f"{STAGED_CHECKPOINTS} on their way to the host"))
-        gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks)
+        gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks, plain)
         rows.append(PlanRow("gaps in torch's allocator", "device", gaps, "estimate: a third of what a step allocates"))
         overheads = (*CUDA_OVERHEADS, NCCL_OVERHEAD) if ranks > 1 else CUDA_OVERHEADS
         return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in overheads))

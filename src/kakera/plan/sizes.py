@@ -26,6 +26,7 @@ STAGED_CHECKPOINTS = 2  # a step rarely saves more: end of a message and the end
 DECODED_BYTES = 192 * MIB  # 16-bit weights decoded at a time on a GPU: the widest matrix of the 27B whole, 178 MB
 CODED_ROWS_BYTES = 16 * MIB  # partial sums and rotated inputs of products with coded weights: 14 MB for the 27B
 GAP_LEAST, GAP_SHARE = 64 * MIB, 0.3  # of the memory of a step, see gap_bytes
+KERNEL_HEAD_DIMS, KERNEL_GROUPS = (128, 256), 4  # of attention kernels: sizes of a head, most groups of it
 GDN_RANGE_TOKENS = 2048  # longest range that the chunk form holds temporaries for
 
 
@@ -84,32 +85,52 @@ def checkpoint_bytes(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, dev
     return state + conv + window + spec.hidden * activation_bytes(device)
 
 
-def scratch_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device: str, ranks: int = 1) -> int:
+def attends_plainly(spec: ModelSpec, kv: KvFormat, rotation: str | None) -> bool:
+    """Whether a GPU has no attention kernels for this and takes float32 operations of torch: `kv.gpu.can_attend` in
+    the words of a plan, where a rotation file counts as one that turns."""
+    quarter_turns = spec.rotary_dim * 4 in (spec.head_dim, 2 * spec.head_dim, 4 * spec.head_dim)
+    groups = spec.head_dim // kv.group if kv.windowed else 1
+    sizes = spec.head_dim in KERNEL_HEAD_DIMS and quarter_turns and groups <= KERNEL_GROUPS
+    return rotation is not None or kv.codec == "fp32" or not sizes
+
+
+def scratch_bytes(
+    spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device: str, ranks: int = 1, plain: bool = False
+) -> int:
     """Activations and scratch of one step: `chunk` prefill tokens and `slots` decode rows, whatever the context.
+    `plain`: see `attends_plainly`, for a GPU.
 
     The residual stream lives all the time; of MLP, attention and GDN only one is alive at once. The head comes after
     the layers. On a GPU come the pieces of 16-bit weights that long prefill decodes, and sums of the short products.
     """
     tokens = chunk + slots
     item = activation_bytes(device)
+    attention = _plain_scratch if plain and device != "cpu" else _attention_scratch
     residual = 3 * tokens * spec.hidden * item
     layer = max(
         _mlp_scratch(spec, tokens, item, ranks),
-        _attention_scratch(spec, kv, tokens, item, device, ranks),
+        attention(spec, kv, tokens, item, device, ranks),
         _gdn_scratch(spec, tokens, item, device, ranks),
     )
     head = SAMPLER_COPIES * max(slots, min(chunk, HEAD_PIECE_ROWS)) * spec.vocab * 4 // ranks
     if device == "cpu":
         return residual + max(layer, head)
-    held = decoded_bytes(spec, ranks) + CODED_ROWS_BYTES + held_attention_bytes(spec, kv, chunk, slots, ranks)
-    return residual + max(layer, head) + held
+    return residual + max(layer, head) + _held(spec, kv, chunk, slots, ranks, plain)
 
 
-def gap_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device: str, ranks: int = 1) -> int:
+def _held(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, ranks: int, plain: bool) -> int:
+    """What a GPU holds between steps."""
+    attention = 0 if plain else held_attention_bytes(spec, kv, chunk, slots, ranks)
+    return decoded_bytes(spec, ranks) + CODED_ROWS_BYTES + attention
+
+
+def gap_bytes(
+    spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device: str, ranks: int = 1, plain: bool = False
+) -> int:
     """What torch's allocator keeps beside the tensors of a step, because they come and go in different sizes: measured
     a third of them, 0.40 of 1.15 GB at a chunk of 8,192 tokens and 0.16 of 0.27 at 2,048."""
-    held = decoded_bytes(spec, ranks) + CODED_ROWS_BYTES + held_attention_bytes(spec, kv, chunk, slots, ranks)
-    return GAP_LEAST + int(GAP_SHARE * (scratch_bytes(spec, kv, chunk, slots, device, ranks) - held))
+    held = _held(spec, kv, chunk, slots, ranks, plain)
+    return GAP_LEAST + int(GAP_SHARE * (scratch_bytes(spec, kv, chunk, slots, device, ranks, plain) - held))
 
 
 def held_attention_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, ranks: int = 1) -> int:
@@ -150,6 +171,18 @@ def _attention_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, de
     # the plain path materialises scores and probabilities of one query page
     scores = 2 * spec.heads * PAGE_TOKENS * SCORE_KEYS * 4
     return (projected + accumulators + band + history + scores) // ranks
+
+
+def _plain_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, device: str, ranks: int) -> int:
+    """A GPU without attention kernels: in float32 the scaled queries and the output, queries by pages and all of them
+    in a row, softmax sums by page and joined, what a piece adds, the result; the scores of a piece; the band twice."""
+    width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    projected = tokens * ((3 if spec.gated else 2) * width + 2 * kv_width) * item
+    queries = 8 * tokens * width * 4
+    scores = spec.heads * tokens * SCORE_KEYS * 4
+    band = 2 * 2 * (tokens + kv.window_pages * PAGE_TOKENS) * kv_width * 4
+    history = 2 * HISTORY_TOKENS * kv_width * 4
+    return (projected + queries + scores + band + history) // ranks
 
 
 def _gdn_scratch(spec: ModelSpec, tokens: int, item: int, device: str, ranks: int) -> int:
