@@ -120,6 +120,11 @@ def test_unreachable_repository_is_one_clear_line() -> None:
     assert done.stderr.startswith("kakera: owner/name could not be fetched") and done.stderr.count("\n") == 1
 
 
+def test_quantize_of_nothing_says_that_there_is_no_directory() -> None:
+    done = kakera("quantize", "nosuch", "out")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "kakera: nosuch: no such directory\n")
+
+
 def test_missing_tokenizer_is_named(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     done = kakera("info", str(model))
@@ -136,10 +141,19 @@ def test_info_groups_layers_and_adds_up(model: Path) -> None:
     assert data["kv_bytes_per_token"]["bf16"] == 2 * 1 * 2 * 64 * 2  # K and V, one full layer, two heads of 64
 
 
-def test_info_keeps_whole_names_on_a_narrow_terminal(model: Path) -> None:
-    lines = kakera("info", str(model), COLUMNS="50").stdout.splitlines()
-    names = "".join(line.split("│")[0].strip() for line in lines if "│" in line)
-    assert names == "lm_headlayers.*.mlp.up_projnorm"
+@pytest.mark.parametrize(("columns", "lines_a_name"), [("80", 1.0), ("66", 1.7)])
+def test_info_shows_whole_names_and_breaks_no_word_on_a_narrow_terminal(columns: str, lines_a_name: float) -> None:
+    groups = json.loads(kakera("info", "mini", "--json").stdout)["groups"]
+    head, rule, *table = kakera("info", "mini", COLUMNS=columns).stdout.splitlines()
+    width = head.index("kind")
+    table = table[: next(i for i, line in enumerate(table) if line.startswith("mini: "))]
+    pieces = [line[:width].strip() for line in table]
+    assert set(rule.strip()) == {"─"} and max(map(len, table)) <= int(columns)
+    assert "".join(pieces) == "".join(group["role"] for group in groups)
+    ends = ("".join(pieces[: i + 1]) for i in range(len(pieces)))
+    names = {"".join(group["role"] for group in groups[: i + 1]) for i in range(len(groups))}
+    assert all(end in names or end.endswith((".", "_")) for end in ends)
+    assert len(pieces) <= lines_a_name * len(groups)
 
 
 def test_doctor_json_matches_its_exit_status() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from machines import GB, cards, laptop
 
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.budget import cautions, draft, make_plan
+from kakera.plan.devices import resolve
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
 from kakera.plan.spec import ModelSpec
@@ -103,6 +105,18 @@ def test_27b_on_a_laptop_names_cards_that_would_hold_it(spec_27b: ModelSpec, wei
     with pytest.raises(PlanRefused, match="decoded at load") as refused:
         make_plan(spec_27b, wishes(), laptop(24), weights_27b)
     assert any("--gpus" in way["change"] for way in refused.value.details["ways"])
+
+
+def test_a_part_of_the_memory_that_is_too_small_advises_the_least_part_that_is_not(
+    spec_small: ModelSpec, weights_small: WeightBytes
+) -> None:
+    with pytest.raises(PlanRefused, match="in the memory of --gpus cpu:500MB") as refused:
+        make_plan(spec_small, wishes(), resolve("cpu:500MB"), weights_small)
+    (change,) = (w["change"] for w in refused.value.details["ways"] if w["change"].startswith("more memory"))
+    size = int(re.fullmatch(r"more memory: --gpus cpu:(\d+)GB", change)[1])
+    make_plan(spec_small, wishes(), resolve(f"cpu:{size}GB"), weights_small)
+    with pytest.raises(PlanRefused):
+        make_plan(spec_small, wishes(), resolve(f"cpu:{size - 1}GB"), weights_small)
 
 
 def test_memory_of_other_processes_makes_the_plan_smaller(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:

@@ -106,7 +106,7 @@ def test_wsl_hides_processes_but_not_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_part_of_the_host_is_taken_as_if_it_were_all_and_nobody_else_there() -> None:
     machine = devices.resolve("cpu:1500MB")
-    assert machine == devices.Machine("cpu", (devices.Device("cpu", 1_500_000_000),), 1_500_000_000)
+    assert machine == devices.Machine("cpu", (devices.Device("cpu:1500MB", 1_500_000_000),), 1_500_000_000)
     (warning,) = devices.resolve("cpu:900TB").warnings
     assert "this machine has" in warning
     for wrong in ("cpu:", "cpu:many", "cpu:4GB,cpu:4GB"):

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from machines import cards, laptop
 
 from kakera.plan.budget import make_plan
@@ -34,6 +35,8 @@ def test_cpu_shows_one_column_whose_total_is_the_sum(spec_small: ModelSpec, weig
     assert all(host == "" for _, _, host, _ in rows)
     total = next(device for name, device, _, _ in rows if name == "total")
     assert total == f"{(plan.total('device') + plan.total('host')) / 1e9:.2f} GB"
+    notes = {name: note for name, _, _, note in rows}
+    assert notes["kept free"] == "near the end the system swaps" and notes["capacity"] == "this machine's memory"
 
 
 def test_json_sums_up(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:
@@ -53,13 +56,19 @@ def test_speed_of_the_27b_on_two_5070_stays_below_the_memory_wall(
     speed = predict(plan, machine, weights_27b)
     assert speed.decode_short and speed.decode_full
     assert 60 < speed.decode_full < speed.decode_short < 150
-    assert "Estimates, not measurements" in speed_line(speed, plan.context)
+    assert "Estimates, not measurements" in speed_line(speed, plan, machine)
 
 
-def test_speed_of_an_unknown_card_is_not_invented(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:
-    machine = cards(12, 12)
-    plan = make_plan(spec_27b, Wishes(gpus="12GB,12GB"), machine, weights_27b)
-    assert speed_line(predict(plan, machine, weights_27b), plan.context) == ""
+@pytest.mark.parametrize(
+    ("gpus", "unknown"), [("12GB,12GB", "12GB"), ("12GB,rtx5070", "12GB"), ("12GB,16GiB", "12GB and 16GiB")]
+)
+def test_speed_of_an_unknown_card_is_not_invented_and_the_card_is_named(
+    spec_27b: ModelSpec, weights_27b: WeightBytes, gpus: str, unknown: str
+) -> None:
+    machine = resolve(gpus)
+    plan = make_plan(spec_27b, Wishes(gpus=gpus), machine, weights_27b)
+    line = speed_line(predict(plan, machine, weights_27b), plan, machine)
+    assert line == f"No estimate of speed: the bandwidth of {unknown} is not known."
 
 
 def test_planner_imports_no_torch() -> None:

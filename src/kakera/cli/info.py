@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,9 @@ from kakera.cli.options import JsonOption, ModelArgument
 if TYPE_CHECKING:
     from kakera.plan.spec import ModelSpec
     from kakera.weights.checkpoint import Entry
+
+
+GAP = 2  # characters between two columns of the table, one of them the box's
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,25 @@ def summarise(spec: ModelSpec, entries: list[Entry]) -> dict[str, Any]:
     }
 
 
+def _cells(g: Group) -> tuple[str, ...]:
+    from kakera.plan.table import gigabytes
+
+    shape = " / ".join("x".join(map(str, s)) or "scalar" for s in g.shapes)
+    return (g.kind, str(g.count), shape, gigabytes(g.bytes), f"{g.bits_per_weight:.3f}")
+
+
+def broken_name(name: str, width: int) -> str:
+    """In lines of at most `width` characters that end behind a dot or an underscore; a longer word stays whole."""
+    lines = [""]
+    for word in re.findall(r"[^._]+[._]?|[._]", name):
+        if lines[-1] and len(lines[-1]) + len(word) > width:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(lines)
+
+
 def _print(name: str, summary: dict[str, Any], groups: list[Group]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -112,14 +134,16 @@ def _print(name: str, summary: dict[str, Any], groups: list[Group]) -> None:
     kv, layers, heads = summary["kv_bytes_per_token"], summary["layers"], summary["heads"]
     stored = summary["checkpoint_bytes"]
     console = Console(highlight=False)
-    table = Table(show_edge=False, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("tensor", overflow="fold")  # in_proj_qkv, _z, _a and _b differ at the end only
     table.add_column("kind")
-    for column in ("count", "shape", "bytes", "bits/weight"):
-        table.add_column(column, justify="right")
-    for g in groups:
-        shape = " / ".join("x".join(map(str, s)) or "scalar" for s in g.shapes)
-        table.add_row(g.role, g.kind, str(g.count), shape, gigabytes(g.bytes), f"{g.bits_per_weight:.3f}")
+    for column in ("count", "shape", "bytes", "bits"):
+        table.add_column(column, justify="right", overflow="fold")
+    rows = [_cells(g) for g in groups]
+    columns = zip(*[("kind", "count", "shape", "bytes", "bits"), *rows], strict=True)
+    others = sum(max(map(len, cells)) + GAP for cells in columns)
+    for g, cells in zip(groups, rows, strict=True):
+        table.add_row(broken_name(g.role, console.width - others), *cells)
     console.print(table)
     lines = (
         f"{name}: {summary['model_type']}, {summary['parameters'] / 1e6:,.1f} M parameters in "

@@ -41,7 +41,7 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
 
     console = Console(highlight=False)
     console.print(as_table(made, machine))
-    console.print(f"Weights: {weights.source}.", speed_line(speed, made.context), style="dim")
+    console.print(f"Weights: {weights.source}.", speed_line(speed, made, machine), style="dim")
     for note in notes:
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
 

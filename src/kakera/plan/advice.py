@@ -11,7 +11,7 @@ from kakera.plan.devices import Device, Machine
 from kakera.plan.kv_format import PAGE_TOKENS
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
-from kakera.plan.table import as_text, gigabytes, to_json
+from kakera.plan.table import as_text, gigabytes, memory_of, to_json
 from kakera.plan.weights import WeightBytes
 
 WAYS = 3
@@ -67,7 +67,7 @@ def verdict(failed: Draft) -> str:
     """One sentence: what does not fit, and by how much."""
     plan = failed.plan
     if plan.device == "cpu":
-        where, missing = "in this machine's memory", -failed.room
+        where, missing = f"in {memory_of(plan)}", -failed.room
     elif failed.room < 0:
         each = " per card" if len(plan.device_names) > 1 else ""
         where, missing = f"on {' + '.join(plan.device_names)}{each}", -failed.room
@@ -148,7 +148,9 @@ def _hardware(case: _Case) -> list[Way]:
     failed, machine = case.failed, case.machine
     memory = _capacity(machine.ram_used + failed.host_need)
     if failed.plan.device == "cpu":
-        return [Way(f"a machine with at least {memory} GB of memory", -failed.room), *_cards_instead(case)]
+        whole = failed.plan.device_names == ("cpu",)
+        more = f"a machine with at least {memory} GB of memory" if whole else f"more memory: --gpus cpu:{memory}GB"
+        return [Way(more, -failed.room), *_cards_instead(case)]
     if failed.room >= 0:
         return [Way(f"a machine with at least {memory} GB of memory", 0, -failed.host_room)]
     size = _capacity(failed.need + max(d.used for d in machine.devices))

@@ -22,7 +22,10 @@ DESKTOP_BYTES = 256 * 10**6  # a display takes about this much; more is worth a 
 
 @dataclass(frozen=True)
 class Device:
-    """One card, or the CPU with its memory. `used` bytes belong to other processes. Speeds None = unknown."""
+    """One card, the CPU with its memory ("cpu"), or the CPU with a part of it ("cpu:4GB").
+
+    `used` bytes belong to other processes. Speeds None = unknown.
+    """
 
     name: str
     bytes: int
@@ -60,15 +63,16 @@ def resolve(gpus: str) -> Machine:
     if text == "cpu":
         return Machine("cpu", (Device("cpu", total, used),), total, used)
     if text.startswith("cpu:"):
-        return _part_of_host(parse_bytes(text.removeprefix("cpu:")), total)
+        return _part_of_host(text.removeprefix("cpu:").strip(), total)
     devices = tuple(_named(part.strip()) for part in text.split(","))
     return Machine("cuda", devices, total, used)
 
 
-def _part_of_host(size: int, total: int) -> Machine:
+def _part_of_host(text: str, total: int) -> Machine:
     """The CPU with so much memory and no more, whatever others use: the same plan at every start."""
-    warning = f"--gpus cpu:{size}: this machine has {total} bytes of memory" if size > total else ""
-    return Machine("cpu", (Device("cpu", size),), size, warnings=(warning,) if warning else ())
+    size, name = parse_bytes(text), f"cpu:{_as_written(text)}"
+    warning = f"--gpus {name}: this machine has {total} bytes of memory" if size > total else ""
+    return Machine("cpu", (Device(name, size),), size, warnings=(warning,) if warning else ())
 
 
 def _named(part: str) -> Device:
@@ -81,8 +85,13 @@ def _named(part: str) -> Device:
         size = parse_bytes(part)
         if size < 10**9:
             raise UsageError(f"--gpus {part}: {size} bytes is no card; {HINT}")
-        return Device(part.upper().replace("I", "i"), size)
+        return Device(_as_written(part), size)
     raise UsageError(f"--gpus {part or '(empty)'}: not a size and not a known card; {HINT}")
+
+
+def _as_written(size: str) -> str:
+    """ "12gib" -> "12GiB"."""
+    return size.upper().replace("I", "i")
 
 
 def detect_gpus() -> tuple[tuple[Device, ...], tuple[str, ...]]:

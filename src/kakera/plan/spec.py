@@ -89,6 +89,8 @@ class ModelSpec:
     def load(directory: Path) -> ModelSpec:
         """Read `config.json` (and `generation_config.json` for the end tokens) of a model directory."""
         path = directory / "config.json"
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory}: no such directory")
         if not path.is_file():
             raise CheckpointError(f"{directory} has no config.json: it is not a model directory")
         try:

@@ -30,7 +30,8 @@ def as_rows(plan: Plan, machine: Machine) -> list[tuple[str, str, str, str]]:
     lines.append(("total", total, "" if one else gigabytes(host), "" if one else "per card | host"))
     lines.append(("in use by others", gigabytes(smallest.used), "" if one else gigabytes(machine.ram_used), "now"))
     kept = "" if one else gigabytes(margin(machine.ram))
-    lines.append(("kept free", gigabytes(margin(smallest.bytes)), kept, "drivers spill or slow down near the end"))
+    near_the_end = "near the end the system swaps" if one else "drivers spill or slow down near the end"
+    lines.append(("kept free", gigabytes(margin(smallest.bytes)), kept, near_the_end))
     lines.append(("capacity", gigabytes(smallest.bytes), "" if one else gigabytes(machine.ram), _names(plan)))
     return lines
 
@@ -40,7 +41,13 @@ def _line(name: str, count: int, device: bool, note: str) -> tuple[str, str, str
 
 
 def _names(plan: Plan) -> str:
-    return "this machine's memory" if plan.device == "cpu" else " + ".join(plan.device_names)
+    return memory_of(plan) if plan.device == "cpu" else " + ".join(plan.device_names)
+
+
+def memory_of(plan: Plan) -> str:
+    """Of a plan for a CPU: whose memory is divided."""
+    (name,) = plan.device_names
+    return "this machine's memory" if name == "cpu" else f"the memory of --gpus {name}"
 
 
 def title(plan: Plan) -> str:
@@ -77,14 +84,18 @@ def as_table(plan: Plan, machine: Machine) -> Table:
     return table
 
 
-def speed_line(speed: Speed, context: int) -> str:
-    """One line; "" if nothing is known about the cards."""
+def speed_line(speed: Speed, plan: Plan, machine: Machine) -> str:
+    """One line, which names the cards whose figures would be needed if there is no estimate."""
     parts = []
     if speed.decode_short and speed.decode_full:
-        parts.append(f"decode {_rate(speed.decode_short)} tokens/s, {_rate(speed.decode_full)} at {context} tokens")
+        full = f"{_rate(speed.decode_full)} at {plan.context} tokens"
+        parts.append(f"decode {_rate(speed.decode_short)} tokens/s, {full}")
     if speed.prefill:
         parts.append(f"prefill {_rate(speed.prefill)} tokens/s")
-    return f"Estimated speed of one stream: {'; '.join(parts)}. Estimates, not measurements." if parts else ""
+    if not parts:
+        unknown = dict.fromkeys(d.name for d in machine.devices if d.bandwidth is None)
+        return f"No estimate of speed: the bandwidth of {' and '.join(unknown)} is not known."
+    return f"Estimated speed of one stream: {'; '.join(parts)}. Estimates, not measurements."
 
 
 def _rate(value: float) -> str:
