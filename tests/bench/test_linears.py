@@ -44,7 +44,7 @@ def test_tables_show_times_shares_and_sums():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--only", "norms"], "there is linear and attention"),
+        (["--only", "norms"], "there are linear, attention, gdn"),
         (["--rows", "0"], "whole numbers from 1 on"),
         (["--rows", "1024", "--plot", "x.png"], "--rows below 1024 as well"),
         (["--spec", "no-such-shape"], "no-such-shape"),

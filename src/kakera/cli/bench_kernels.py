@@ -1,4 +1,4 @@
-"""kakera bench kernels: linears and attention on a GPU, on random data of a model's shapes."""
+"""kakera bench kernels: linears, attention and Gated DeltaNet on a GPU, on random data of a model's shapes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from kakera.cli.options import JsonOption
 if TYPE_CHECKING:
     from kakera.plan.spec import ModelSpec
 
-KINDS = ("linear", "attention")
+KINDS = ("linear", "attention", "gdn")
 
 
 def kernels(
     spec: Annotated[
         str, typer.Option("--spec", help="Shapes of a known model or of a model directory.")
     ] = "qwen3.8-27b",
-    only: Annotated[str, typer.Option("--only", help="Which kernels: linear or attention.", metavar="NAME")] = "linear",
+    only: Annotated[
+        str, typer.Option("--only", help="Which kernels: linear, attention or gdn.", metavar="NAME")
+    ] = "linear",
     rows: Annotated[
         str, typer.Option("--rows", help="Rows of the input of linears.", metavar="N,...")
     ] = "1,8,32,64,128,1024,8192",
@@ -36,10 +38,12 @@ def kernels(
     from kakera.errors import KakeraError, UsageError
 
     if only not in KINDS:
-        raise UsageError(f"--only {only}: there is {' and '.join(KINDS)}")
+        raise UsageError(f"--only {only}: there are {', '.join(KINDS)}")
     counts, model = numbers("--rows", rows), shape_of(spec)[0]
     if plot:
         plots.check(plot)
+        if only == "gdn":
+            raise UsageError("--plot: there is nothing to draw of gdn")
         if only == "linear" and min(counts) >= LONG_ROWS:
             raise UsageError(f"--plot draws milliseconds of short batches: give --rows below {LONG_ROWS} as well")
     import torch
@@ -48,8 +52,10 @@ def kernels(
         raise KakeraError("kakera bench kernels measures a GPU, and torch sees none here (kakera doctor says why)")
     if only == "linear":
         found, views = _linear(model, spec, counts, ranks, plot)
-    else:
+    elif only == "attention":
         found, views = _attention(model, spec, ranks, plot)
+    else:
+        found, views = _gdn(model, spec, ranks)
     show({"spec": spec, "ranks": ranks, **found}, as_json, views)
 
 
@@ -83,3 +89,11 @@ def _attention(model: ModelSpec, name: str, ranks: int, plot: Path | None) -> tu
         title = f"decode of a layer, {found.heads}/{found.kv_heads} heads x {found.head_dim}, {found.device}"
         plots.draw(plot, title, "tokens of context, one row", "us", lines(found))
     return asdict(found), list(tables(found, name))
+
+
+def _gdn(model: ModelSpec, name: str, ranks: int) -> tuple[dict[str, Any], list[Any]]:
+    from kakera.bench import gdn
+
+    with waiting("measuring") as tell:
+        found = gdn.measure(model, ranks, tell)
+    return asdict(found), list(gdn.tables(found, name))
