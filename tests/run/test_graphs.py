@@ -73,6 +73,16 @@ def test_a_second_turn_continues_what_ran_ahead_of_its_end(tiny_model):
     assert texts[0] == texts[1]
 
 
+def test_an_id_that_comes_back_reads_its_own_pages(tiny_model):
+    """As many as before, in the same slot, and others: two requests of one name, one behind the other."""
+    texts = []
+    for world, graphs in ((World.build(tiny_model, "fp32"), False), (World.build(tiny_model, "fp32"), True)):
+        if graphs:
+            with_graphs(world)
+        texts.append([world.one(ask("same", tokens_of(seed, 70), 40)).tokens for seed in (1, 2, 3)])
+    assert texts[0] == texts[1]
+
+
 def test_the_next_step_is_launched_before_the_host_has_the_tokens(tiny_model, monkeypatch):
     """But not behind the last token of all, nor where the next one has no page yet."""
     world = World.build(tiny_model)

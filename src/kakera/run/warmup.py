@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kakera.errors import KakeraError
+from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
 from kakera.run.graphs import MOST_ROWS
 from kakera.run.runner import TorchRunner
@@ -40,7 +41,7 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
 
 def prefill_steps(plan: Plan) -> list[StepPlan]:
     """The longest segment at the start and behind history, shorter ones, and a save; as far as the plan has pages."""
-    longest = min(plan.chunk, plan.pages * PAGE, plan.context) // PAGE * PAGE
+    longest = min(plan.chunk // PAGE, plan.pages, pages_for(plan.context)) * PAGE
     saves = (SavePoint(PAGE, SAVED),) if plan.host_cache and longest > PAGE else ()
     first = replace(_row(0, longest), saves=saves)
     steps = [StepPlan(0, (ResetSlot(0),), prefill=(first,), after=(Drop((SAVED,)),) if saves else ())]

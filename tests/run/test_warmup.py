@@ -1,0 +1,52 @@
+"""Warm-up with plans of every size runs steps that the runner and the cache can take, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from graph_stand_in import with_late_offload
+from run_world import World, ask, tiny_plan, tokens_of
+
+from kakera.errors import UsageError
+from kakera.run.build import build_engine
+from kakera.run.warmup import prefill_steps, warm_up
+from kakera.schedule.limits import Limits
+
+PLANS = {
+    "usual": {},
+    "one page": {"pages": 1, "context": 64},
+    "less than a page": {"pages": 1, "context": 40},
+    "context below the chunk": {"context": 200, "pages": 4},
+    "smallest chunk": {"chunk": 64},
+    "one slot": {"slots": 1},
+    "many slots": {"slots": 40, "pages": 70},
+    "no store": {"host_cache": 0},
+    "a store for less than a checkpoint": {"host_cache": 1000},
+}
+
+
+@pytest.mark.parametrize("changes", PLANS.values(), ids=PLANS)
+def test_every_plan_warms_up(tiny_model, monkeypatch, changes):
+    plan = replace(tiny_plan(tiny_model), **{"pages": 128, "chunk": 128, **changes})
+    world = World(build_engine(tiny_model, plan))
+    if plan.host_cache:
+        with_late_offload(world, monkeypatch)
+    told: list[tuple[int, int]] = []
+    warm_up(world.runner, plan, lambda done, total: told.append((done, total)))
+    assert told and told[-1][0] == told[-1][1] == len(prefill_steps(plan))
+    store = world.runner.store
+    assert not store.checkpoints and not store.sinks and not store.pages
+    assert not torch.count_nonzero(world.runner.states.state_LSVKD)
+    limits, prompt = Limits.of(plan), tokens_of(1, min(plan.context, 90) - 8)
+    assert all(row.start + len(row.tokens) <= limits.pages * 64 for step in prefill_steps(plan) for row in step.rows)
+    assert all(len(row.tokens) <= limits.chunk and row.tokens for step in prefill_steps(plan) for row in step.rows)
+    fresh = World(build_engine(tiny_model, plan))
+    assert world.one(ask("a", prompt, 4)).tokens == fresh.one(ask("a", prompt, 4)).tokens
+
+
+def test_a_plan_for_two_cards_is_refused_in_words(tiny_model):
+    plan = replace(tiny_plan(tiny_model), device_names=("a", "b"), device_bytes=(12 * 10**9, 12 * 10**9))
+    with pytest.raises(UsageError, match="among 2 cards, and kakera computes on one so far: --gpus 12GB"):
+        build_engine(tiny_model, plan)
