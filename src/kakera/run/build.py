@@ -60,7 +60,9 @@ def build_engine(
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
     if (cards := len(plan.device_bytes)) > 1:
         one = f"{plan.device_bytes[0] / 1e9:.0f}GB"
-        raise UsageError(f"the plan shares the model among {cards} cards, and kakera computes on one so far: --gpus {one}")
+        raise UsageError(
+            f"the plan shares the model among {cards} cards, and kakera computes on one so far: --gpus {one}"
+        )
     device = torch.device(plan.device)
     if device.type == "cuda":
         take_memory(plan)
