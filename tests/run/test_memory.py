@@ -3,8 +3,9 @@
 import pytest
 import torch
 from run_world import CODECS, World, ask, tiny_plan, tokens_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from kakera.plan.sizes import checkpoint_bytes
+from kakera.plan.sizes import HEAD_PIECE_ROWS, checkpoint_bytes
 from kakera.run.build import COMPUTE_DTYPES
 from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore
 
@@ -65,3 +66,29 @@ def test_a_host_budget_of_nothing_keeps_nothing(tiny_model):
     assert first.tokens == second.tokens and second.finished.usage.cached_tokens == 0
     assert world.runner.store.bytes() == 0
     world.check_idle()
+
+
+class LargestOverVocabulary(TorchDispatchMode):
+    """The most bytes of a tensor of rows over the vocabulary that is made while this is active."""
+
+    def __init__(self, vocabulary: int):
+        super().__init__()
+        self.bytes, self._vocabulary = 0, vocabulary
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        rows = isinstance(made, torch.Tensor) and made.dim() == 2 and made.shape[1] == self._vocabulary
+        if rows and not function.is_view:
+            self.bytes = max(self.bytes, made.nbytes)
+        return made
+
+
+def test_echo_holds_the_logits_of_few_rows_at_a_time_however_long_the_prompt(tiny_model):
+    """Given case 75: logits of a whole prompt are what ends other servers, 1 GB for 1,000 tokens of 248,320 words."""
+    world = World.build(tiny_model, chunk=1024)
+    vocabulary = world.runner.model.spec.vocab
+    prompt = tokens_of(1, 1000)
+    with LargestOverVocabulary(vocabulary) as largest:
+        echo = world.one(ask("echo", prompt, 1, prompt_logprobs=5))
+    assert [found.token for found in echo.prompt_logprobs] == list(prompt[1:])
+    assert len(prompt) > 8 * HEAD_PIECE_ROWS and largest.bytes == HEAD_PIECE_ROWS * vocabulary * 4
