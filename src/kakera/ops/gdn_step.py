@@ -60,8 +60,10 @@ class StepRows:
 
 
 def can_step(spec: GdnSpec, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel for layers of this kind, with activations of `dtype`."""
-    return (spec.k_dim, spec.v_dim, spec.conv_taps) == (DIM, DIM, TAPS) and dtype in HALVES
+    """Whether there is a kernel for layers of this kind, with activations of `dtype`. An odd number of value heads
+    would leave rows of q | k | v | z | b | a off the 8 bytes that are loaded at once."""
+    shapes = (spec.k_dim, spec.v_dim, spec.conv_taps) == (DIM, DIM, TAPS) and spec.v_heads % 2 == 0
+    return shapes and dtype in HALVES
 
 
 def gdn_step(
