@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from run_world import World
 from torch import Tensor
 
 from kakera.model.batch import Batch, Span
-from kakera.run import offload
+from kakera.run import graphs, offload
 from kakera.run.graphs import DecodeGraphs, Outputs, _Captured
 
 
@@ -44,6 +45,20 @@ def with_graphs(world: World, most: int = 8) -> list[StandIn]:
     made = [StandIn(owner.graphs, owner, count) for count in range(1, most + 1)]
     owner.graphs._captured = [_Captured(one, one.outputs) for one in made]
     return made
+
+
+def fake_capture(patch: pytest.MonkeyPatch) -> None:
+    """Captures run what they capture, once."""
+    nothing = SimpleNamespace(wait_stream=lambda stream: None)
+    cuda = SimpleNamespace(
+        Stream=lambda device: nothing,
+        current_stream=lambda device: nothing,
+        stream=lambda stream: nullcontext(),
+        graph=lambda graph, pool, stream: nullcontext(),
+        CUDAGraph=lambda: SimpleNamespace(pool=lambda: 1),
+    )
+    names = ("arange", "empty_like", "inference_mode", "int32", "tensor", "zeros")
+    patch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda, **{name: getattr(torch, name) for name in names}))
 
 
 def worlds(tiny_model, **changes) -> tuple[World, World, list[StandIn]]:

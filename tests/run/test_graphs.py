@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graph_stand_in import with_graphs, worlds
+from graph_stand_in import fake_capture, with_graphs, worlds
 from run_world import World, ask, tokens_of
 
 from kakera.run import runner
@@ -94,6 +94,21 @@ def test_the_next_step_is_launched_before_the_host_has_the_tokens(tiny_model, mo
     # position 60 is computed in its turn, 61 .. 63 ahead; 64 needs a page; 65, 66 ahead; the eighth token ends it
     assert before == [0, 2, 3, 4, 4, 6, 7, 7]
     assert made[0].replays == 7
+
+
+def test_graphs_of_all_sizes_leave_their_outputs_in_one_place(tiny_model, monkeypatch):
+    """32 graphs with outputs of their own would hold 524 MB of logits of the 27B."""
+    world = World.build(tiny_model)
+    with_graphs(world)
+    fake_capture(monkeypatch)
+    told: list[tuple[int, int]] = []
+    world.runner.graphs.capture(lambda done, total: told.append((done, total)))
+    assert told == [(done, 8) for done in range(1, 9)] and world.runner.graphs.rows == 8
+    outputs = [captured.outputs for captured in world.runner.graphs._captured]
+    assert [len(each.hidden_RH) for each in outputs] == [len(each.logits_RV) for each in outputs] == list(range(1, 9))
+    assert len({each.logits_RV.data_ptr() for each in outputs} | {each.hidden_RH.data_ptr() for each in outputs}) == 2
+    assert all(each.logits_RV.is_contiguous() and bool(each.logits_RV.isfinite().all()) for each in outputs)
+    assert torch.equal(outputs[0].logits_RV[0], outputs[7].logits_RV[0])
 
 
 def test_rows_of_which_only_some_ran_ahead_are_refused(tiny_model):
