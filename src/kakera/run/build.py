@@ -32,6 +32,7 @@ from kakera.run.store import STATE_DTYPES, CheckpointShape
 from kakera.run.warmup import warm_up
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
+from kakera.service.predecessor import device_bytes_used
 from kakera.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,9 @@ def build_engine(
             f"the plan shares the model among {cards} cards, and kakera computes on one so far: --gpus {one}"
         )
     device = torch.device(plan.device)
+    others = 0
     if device.type == "cuda":
+        others = device_bytes_used()  # the plan left it to them
         take_memory(plan)
     dtype = dtype or COMPUTE_DTYPES[plan.device]
     tell = progress or (lambda stage, done, total: None)
@@ -83,7 +86,7 @@ def build_engine(
     runner = TorchRunner(model, kv, states, shape, Outputs(compiler), graphs, places)
     if device.type == "cuda":
         warm_up(runner, plan, partial(tell, WARMING))
-        for line in over_plan(plan, taken_bytes()):
+        for line in over_plan(plan, taken_bytes() - others):
             log.warning(line)
     return LocalEngine(scheduler_for(plan), runner)
 
@@ -101,10 +104,9 @@ def take_memory(plan: Plan) -> None:
 
 
 def taken_bytes() -> int:
-    """Of the card by this process, at the fullest moment: torch's memory, and what it says nothing of."""
+    """Of the card by anybody, with torch's memory as it was at the fullest moment."""
     free, total = torch.cuda.mem_get_info()
-    outside = total - free - torch.cuda.memory_reserved()  # other programs count, as they should
-    return outside + torch.cuda.max_memory_reserved()
+    return total - free - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved()
 
 
 def over_plan(plan: Plan, taken: int) -> list[str]:
