@@ -3,6 +3,7 @@ are preempted, aborted and flushed, values that are not finite, plans at the edg
 
 from __future__ import annotations
 
+import gc
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,14 @@ from kakera.schedule.request import Finished, Tokens
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 MINI = Path(kakera.__file__).parent / "data" / "mini"
 WISHES = Wishes(gpus="auto", context=4096, max_running=8, chunk=512, host_cache=2**30)
+
+
+@pytest.fixture(autouse=True)
+def memory():
+    """Of one engine at a time: each caps what the process may take."""
+    yield
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def build(graphs: bool = True, changes: dict | None = None, **wishes) -> World:
@@ -141,8 +150,8 @@ def test_values_that_are_not_finite_end_their_own_row_only(kv):
 )
 def test_plans_at_the_edges_start_and_answer(wishes):
     world = build(**wishes)
-    most = min(wishes["context"], 300)
-    requests = [ask(f"r{i}", tokens_of(i, most // 2), most // 3) for i in range(wishes["max_running"] + 2)]
+    most, streams = min(wishes["context"], 300), wishes.get("max_running", WISHES.max_running)
+    requests = [ask(f"r{i}", tokens_of(i, most // 2), most // 3) for i in range(streams + 2)]
     answers = world.answer(*requests)  # of 40 rows no graph; of the last of them one
     assert all(answer.finished.reason in ("stop", "length") for answer in answers)
     finish_copies(world)
