@@ -24,6 +24,7 @@ from kakera.plan.sizes import (
     gap_bytes,
     live_state_bytes,
     margin,
+    pinned_bytes,
     scratch_bytes,
 )
 from kakera.plan.spec import ModelSpec
@@ -207,11 +208,12 @@ class _Budget:
     def _host_rows(self) -> tuple[PlanRow, ...]:
         if self.on_cpu:
             return ()
-        ring = STAGED_CHECKPOINTS * self.checkpoint
+        largest = max(self.checkpoint, 2 * self.kv.page_bytes(self.spec), self.kv.window_page_bytes(self.spec))
+        ring = STAGED_CHECKPOINTS * pinned_bytes(largest)
         runtime = SERVER_HOST_BYTES + self.ranks * CUDA_HOST_BYTES
         return (
             PlanRow("server and engine processes", "host", runtime, f"estimate: torch with CUDA, {self.ranks} x"),
-            PlanRow("pinned staging", "host", ring, f"{STAGED_CHECKPOINTS} checkpoints"),
+            PlanRow("pinned staging", "host", ring, f"{STAGED_CHECKPOINTS} checkpoints, each a power of two"),
         )
 
     def _longest_context(self, left: int) -> int:
