@@ -141,19 +141,19 @@ def test_info_groups_layers_and_adds_up(model: Path) -> None:
     assert data["kv_bytes_per_token"]["bf16"] == 2 * 1 * 2 * 64 * 2  # K and V, one full layer, two heads of 64
 
 
-@pytest.mark.parametrize(("columns", "lines_a_name"), [("80", 1.0), ("66", 1.7)])
-def test_info_shows_whole_names_and_breaks_no_word_on_a_narrow_terminal(columns: str, lines_a_name: float) -> None:
+def test_info_shows_whole_names_and_breaks_no_word_on_a_narrow_terminal() -> None:
     groups = json.loads(kakera("info", "mini", "--json").stdout)["groups"]
-    head, rule, *table = kakera("info", "mini", COLUMNS=columns).stdout.splitlines()
-    width = head.index("kind")
-    table = table[: next(i for i, line in enumerate(table) if line.startswith("mini: "))]
-    pieces = [line[:width].strip() for line in table]
-    assert set(rule.strip()) == {"─"} and max(map(len, table)) <= int(columns)
-    assert "".join(pieces) == "".join(group["role"] for group in groups)
-    ends = ("".join(pieces[: i + 1]) for i in range(len(pieces)))
-    names = {"".join(group["role"] for group in groups[: i + 1]) for i in range(len(groups))}
-    assert all(end in names or end.endswith((".", "_")) for end in ends)
-    assert len(pieces) <= lines_a_name * len(groups)
+    for columns, lines_a_name in (("80", 1.0), ("66", 1.7)):
+        head, rule, *table = kakera("info", "mini", COLUMNS=columns).stdout.splitlines()
+        width = head.index("kind")
+        table = table[: next(i for i, line in enumerate(table) if line.startswith("mini: "))]
+        pieces = [line[:width].strip() for line in table]
+        assert set(rule.strip()) == {"─"} and max(map(len, table)) <= int(columns)
+        assert "".join(pieces) == "".join(group["role"] for group in groups)
+        ends = ("".join(pieces[: i + 1]) for i in range(len(pieces)))
+        names = {"".join(group["role"] for group in groups[: i + 1]) for i in range(len(groups))}
+        assert all(end in names or end.endswith((".", "_")) for end in ends)
+        assert len(pieces) <= lines_a_name * len(groups)
 
 
 def test_doctor_json_matches_its_exit_status() -> None:
