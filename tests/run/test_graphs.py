@@ -52,7 +52,7 @@ def drive(world: World, seed: int) -> dict[str, tuple[list[int], str]]:
     raise AssertionError(f"not all ended: {ended}")
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("changes", [{}, {"pages": 14, "slots": 3}], ids=["roomy", "crowded"])
 def test_what_runs_ahead_changes_no_answer(tiny_model, changes, seed):
     plain, replayed, made = worlds(tiny_model, **changes)

@@ -12,7 +12,7 @@ from kakera.schedule.step import PAGE
 prompt = st.tuples(st.integers(1, 40 * PAGE), st.lists(st.integers(1, 40 * PAGE), max_size=12))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     prompts=st.lists(prompt, min_size=1, max_size=4), saves=st.integers(1, 3), chunk=st.sampled_from([64, 512, 4096])
 )
