@@ -149,7 +149,8 @@ def test_spans_that_break_the_contract_are_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_cuda_equals_cpu() -> None:
     spec, fmt = make_spec(heads=12, kv_heads=2, head_dim=256, full=1), KvFormat("int2", 256, 4)
     stream = make_stream(spec, 900, 10, pages(15))
