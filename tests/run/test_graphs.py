@@ -52,11 +52,10 @@ def drive(world: World, seed: int) -> dict[str, tuple[list[int], str]]:
     raise AssertionError(f"not all ended: {ended}")
 
 
-@pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("changes", [{}, {"pages": 14, "slots": 3}], ids=["roomy", "crowded"])
-def test_what_runs_ahead_changes_no_answer(tiny_model, changes, seed):
+def test_what_runs_ahead_changes_no_answer(tiny_model, changes):
     plain, replayed, made = worlds(tiny_model, **changes)
-    assert drive(replayed, seed) == drive(plain, seed)
+    assert drive(replayed, seed=1) == drive(plain, seed=1)
     assert sum(one.replays for one in made) > 40
     assert isinstance(replayed.runner.store, HostStore)
     assert replayed.engine.stats().counters.get("preemptions", 0) == plain.engine.stats().counters.get("preemptions", 0)
