@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ if not torch.cuda.is_available():  # before any test imports a Triton kernel: th
     os.environ["TRITON_INTERPRET"] = "1"
 
 from tiny_model import write_tiny_model
+
+# A shell ignores Ctrl-C for what it starts in the background, and so would the servers that tests send one to.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,6 +18,7 @@ from kakera.plan.plan import PlanRow, Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_config
 from kakera.run.build import build_engine
+from kakera.schedule.step import Drop
 
 GIB = 2**30
 
@@ -85,9 +86,9 @@ def test_the_difference_is_a_share_of_the_plan():
 def test_the_host_of_a_card_has_a_table_of_its_own():
     plan = plan_27b(host_cache=GIB)
     table = compare_host(plan.rows, store=300, anonymous=1000)
-    assert rows(table)["server and engine processes"][1] == 700
+    assert rows(table)["server and engine processes"][1] == 1000
     assert rows(table)["prefix cache store"] == (GIB, 300)
-    assert (table.total.planned, table.total.measured) == (plan.total("host"), 1000)
+    assert (table.total.planned, table.total.measured) == (plan.total("host"), 1300)
 
 
 @pytest.fixture(scope="module")
@@ -110,14 +111,14 @@ def test_states_windows_and_pages_of_a_real_engine_are_as_planned(loaded):
     )
 
 
-def test_checkpoints_of_the_runner_are_staging(loaded):
+def test_what_a_store_holds_on_the_card_is_staging(loaded):
+    """On a CPU, where all lies in one memory, it is the store's own row."""
     runner = loaded[0].runner
-    runner.places = [runner.shape.empty(64), runner.shape.empty(128)]
-    try:
-        found = held_bytes(runner, "cpu").staging
-    finally:
-        del runner.places
-    assert found == 2 * loaded[1].checkpoint_bytes
+    before = held_bytes(runner, "cpu")
+    runner.store.keep_checkpoint(0, runner.store.new_checkpoint(64))
+    after = held_bytes(runner, "cpu")
+    runner.store.drop(Drop((0,)))
+    assert before == after and before.staging == 0
 
 
 def test_scratch_counts_as_scratch_wherever_it_hangs(loaded):

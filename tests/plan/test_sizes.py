@@ -12,7 +12,6 @@ from kakera.plan.sizes import (
     held_attention_bytes,
     live_state_bytes,
     margin,
-    pinned_bytes,
     scratch_bytes,
 )
 from kakera.plan.spec import ModelSpec
@@ -84,7 +83,3 @@ def test_attention_on_a_gpu_holds_its_scratch_beside_all_others(spec_27b: ModelS
     assert held == unpacked + band + queries + own_band + decode
     whole = scratch_bytes(spec_27b, INT2, 2048, 8, "cuda")
     assert whole > held_attention_bytes(spec_27b, INT2, 2048, 8) + sizes.decoded_bytes(spec_27b)
-
-
-def test_pinned_memory_comes_in_powers_of_two():
-    assert [pinned_bytes(n) for n in (1, 2**20, 2**20 + 1, 95_000_000)] == [1, 2**20, 2**21, 2**27]

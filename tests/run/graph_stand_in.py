@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from run_world import World
-from torch import Tensor
 
+from kakera.cache.host import CacheSizes
+from kakera.cache.prefix import PrefixCache
 from kakera.model.batch import Batch, Span
-from kakera.run import graphs, offload
+from kakera.plan.plan import Plan
+from kakera.plan.store_sizes import StoreSizes
+from kakera.run import graphs
+from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs, Outputs, _Captured
+from kakera.run.pinned_store import PinnedStore, pinned_segments
+from kakera.run.store import STATE_DTYPES, CheckpointShape
+from kakera.schedule.scheduler import Scheduler
 
 
 class StandIn:
@@ -66,101 +75,51 @@ def worlds(tiny_model, **changes) -> tuple[World, World, list[StandIn]]:
     return plain, replayed, with_graphs(replayed)
 
 
-class LateStream:
-    """A side stream whose copies happen when somebody waits for them, and not before."""
+class LateSide:
+    """A side stream whose work happens when the computation waits for it, and not before."""
 
-    def __init__(self, device: object = None):
-        self._copies: list[Callable[[], None]] = []
-        self.queued = self._done = 0
+    def __init__(self):
+        self._works: list[Callable[[], None]] = []
+        self._done = 0
 
-    def queue(self, copy: Callable[[], None]) -> None:
-        self._copies.append(copy)
-        self.queued += 1
+    @property
+    def queued(self) -> int:
+        return self._done + len(self._works)
 
-    def finish(self, until: int) -> None:
-        while self._done < until:
-            self._copies.pop(0)()
+    def run(self, work: Callable[[], None]) -> int:
+        self._works.append(work)
+        return self.queued
+
+    @torch.inference_mode()
+    def wait(self, end: int) -> None:
+        while self._done < end:
+            self._works.pop(0)()
             self._done += 1
 
-    def wait_stream(self, stream: object) -> None:
-        """The stream of the computation is a CPU, which has done what it was told."""
-
-    def wait_event(self, event: LateEvent) -> None:
-        event.synchronize()
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
+    def finish(self) -> None:
+        self.wait(self.queued)
 
 
-class LateEvent:
-    def record(self, stream: LateStream) -> None:
-        self._stream, self._until = stream, stream.queued
+def in_blocks(world: World, plan: Plan) -> World:
+    """Decide as for a GPU with this plan, whose records take whole blocks."""
+    cache = PrefixCache(CacheSizes.of(replace(plan, device="cuda")))
+    world.engine = LocalEngine(Scheduler(world.engine.scheduler.limits, cache, time.monotonic), world.engine.runner)
+    store, kinds = world.runner.store, cache.host.bytes
 
-    def synchronize(self) -> None:
-        self._stream.finish(self._until)
+    def counted() -> int:
+        records = {"checkpoint": store.checkpoints, "sink": store.sinks, "page": store.pages}
+        return sum(len(kept) * kinds[kind] for kind, kept in records.items())
 
-
-class LateJob:
-    """Of the thread: runs when its result is wanted, behind those before it."""
-
-    def __init__(self, thread: LateThread, work: Callable[[], None]):
-        self._thread, self._work, self._error = thread, work, None
-
-    def done(self) -> bool:
-        return self not in self._thread.jobs
-
-    def exception(self) -> Exception | None:
-        self._thread.finish(self)
-        return self._error
-
-    def result(self) -> None:
-        if error := self.exception():
-            raise error
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:
-            self._error = error
+    store.bytes = counted  # type: ignore[method-assign]
+    return world
 
 
-class LateThread:
-    def __init__(self, *_: object):
-        self.jobs: list[LateJob] = []
-
-    def submit(self, work: Callable[[], None]) -> LateJob:
-        self.jobs.append(LateJob(self, work))
-        return self.jobs[-1]
-
-    def finish(self, last: LateJob | None = None) -> None:
-        """Run the jobs up to and with `last`, or all."""
-        while self.jobs and (last is None or last in self.jobs):
-            self.jobs[0].run()
-            self.jobs.pop(0)
-
-
-def with_late_offload(world: World, patch: pytest.MonkeyPatch, places: int = 2) -> LateThread:
-    """Give the world's runner an Offload whose copies come as late as they may. Returns its thread."""
-    cpu = LateStream()
-
-    def copy(tensors: Sequence[Tensor], views: Sequence[Tensor]) -> None:
-        @torch.inference_mode()
-        def late() -> None:
-            for tensor, view in zip(tensors, views, strict=True):
-                view.copy_(tensor)
-
-        side.queue(late)
-
-    cuda = SimpleNamespace(
-        Stream=LateStream, Event=LateEvent, stream=lambda stream: stream, current_stream=lambda device: cpu
-    )
-    fake = SimpleNamespace(
-        cuda=cuda, uint8=torch.uint8, empty=lambda size, dtype, pin_memory: torch.empty(size, dtype=dtype)
-    )
-    patch.setattr(offload, "torch", fake)
-    patch.setattr(offload, "ThreadPoolExecutor", LateThread)
-    patch.setattr(offload, "_copy", copy)
-    world.runner.offload = offload.Offload(world.runner.shape, world.runner.store, places)
-    side = world.runner.offload._stream
-    return world.runner.offload._thread
+def with_late_store(world: World, plan: Plan, places: int = 2) -> LateSide:
+    """Give the world a GPU's store, whose copies come as late as they may."""
+    in_blocks(world, plan)
+    runner, side = world.runner, LateSide()
+    shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], torch.float32, runner.device)
+    sizes = StoreSizes.of_plan(plan)
+    segments_SB = pinned_segments(sizes, lambda done, of: None)
+    runner.store = PinnedStore(shape, runner.kv, runner.states, sizes, segments_SB, places, side)  # type: ignore[arg-type]
+    return side

@@ -18,9 +18,9 @@ from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import generate
-from kakera.run.offload import Offload
-from kakera.run.store import HostStore, tensors_of
+from kakera.run.store import tensors_of
 from kakera.schedule.request import Boundary, Request, Sampling
+from kakera.schedule.step import Drop
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 DATA = Path(kakera.__file__).parent / "data"
@@ -109,30 +109,55 @@ def test_answers_are_those_of_the_cpu():
 
 
 def test_a_checkpoint_from_the_host_is_what_the_device_had():
+    """Six by two places, without a wait of the host in between; then back into other slots."""
     runner = usual().runner
-    store = HostStore()
-    offload = Offload(runner.shape, store, 2)
+    states, kv, store = runner.states, runner.kv, runner.store
+    went = []
     for number in range(6):
-        staged = offload.stage(64 * number)
-        for tensor in tensors_of(staged):
-            tensor.copy_(torch.randn(tensor.shape, device="cuda"))
-        expected = [tensor.cpu() for tensor in tensors_of(staged)]
-        offload.send_checkpoint(number, staged)
-        if number % 2:
-            offload.wait_for("checkpoint", [number])
-            found = store.checkpoints[number]
-            assert found.position == 64 * number
-            assert all(torch.equal(a, b) for a, b in zip(tensors_of(found), expected, strict=True))
-    offload.wait_for("checkpoint", range(6))
-    assert [store.checkpoints[i].position for i in range(6)] == [64 * i for i in range(6)]
+        states.state_LSVKD[:, 0].normal_()
+        states.conv_LSWC[:, 0].normal_()
+        kv._recent.ring[:, 0].normal_()
+        kv._recent.sink[:, 0].normal_()
+        checkpoint = store.new_checkpoint(640)
+        states.save(0, checkpoint)
+        kv.save_window(0, checkpoint)
+        store.keep_checkpoint(1000 + number, checkpoint)
+        store.keep_sink(1000 + number, 0)
+        went.append([*(tensor.clone() for tensor in tensors_of(checkpoint)[:-1]), kv.save_sink(0)])
+    for number in reversed(range(6)):
+        store.load(1 + number, 1000 + number, 1000 + number)
+        store.arrive()
+        found = store.new_checkpoint(640)
+        states.save(1 + number, found)
+        kv.save_window(1 + number, found)
+        came = [*tensors_of(found)[:-1], kv.save_sink(1 + number)]
+        assert all(torch.equal(a, b) for a, b in zip(came, went[number], strict=True))
+    store.drop(Drop(tuple(range(1000, 1006)), tuple(range(1000, 1006))))
 
 
 def test_pages_come_back_from_the_host_as_they_were():
-    kv, store = usual().runner.kv, HostStore()
-    offload = Offload(usual().runner.shape, store, 2)
-    pages = list(range(40))
+    """More than a place takes at a time."""
+    kv, store = usual().runner.kv, usual().runner.store
+    pages, others = list(range(100)), list(range(150, 250))
     before = kv.read_pages(pages)
-    offload.send_pages(pages, lambda first, end: kv.read_pages(pages[first:end]))
-    offload.wait_for("page", pages)
-    for a, b in zip(store.read_pages(pages), before, strict=True):
-        assert torch.equal(a, b.cpu())
+    store.keep_pages([(page, 5000 + page) for page in pages])
+    store.load_pages([(5000 + page, other) for page, other in zip(pages, others, strict=True)])
+    store.arrive()
+    assert all(torch.equal(a, b) for a, b in zip(kv.read_pages(others), before, strict=True))
+    store.drop(Drop(host_pages=tuple(5000 + page for page in pages)))
+
+
+def test_the_computation_goes_on_while_a_load_is_under_way():
+    store = usual().runner.store
+    store.keep_checkpoint(2000, store.new_checkpoint(640))
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    torch.cuda.synchronize()
+    ends[0].record()
+    store._side.run(lambda: torch.cuda._sleep(10**8))  # as if copies before it took 50 ms
+    store.load(0, 2000, None)
+    ends[1].record()
+    store.arrive()
+    ends[2].record()
+    torch.cuda.synchronize()
+    assert ends[0].elapsed_time(ends[1]) < 0.2 * ends[0].elapsed_time(ends[2])
+    store.drop(Drop((2000,)))

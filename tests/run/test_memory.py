@@ -54,7 +54,7 @@ def test_a_checkpoint_of_a_gpu_takes_what_the_plan_says(tiny_model, kv, state_dt
     """The same record with 16-bit activations; where its tensors lie does not change their size."""
     plan = tiny_plan(tiny_model, kv)
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[state_dtype], COMPUTE_DTYPES["cuda"], torch.device("cpu"))
-    store = HostStore()
+    store = HostStore(shape, None, None)
     store.keep_checkpoint(0, shape.empty(64))
     assert store.bytes() == checkpoint_bytes(plan.spec, plan.kv, state_dtype, "cuda")
 

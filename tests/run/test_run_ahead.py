@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import pytest
 import torch
-from graph_stand_in import with_graphs, with_late_offload
+from graph_stand_in import in_blocks, with_graphs, with_late_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_world import World, ask, tokens_of
+from run_world import World, ask, tiny_plan, tokens_of
 
 from kakera.errors import RequestRefused
 from kakera.schedule.request import Constraint, Finished, Request, ThinkingBudget, Tokens
@@ -142,11 +141,11 @@ def build(tiny_model, **size) -> World:
 @given(st.sampled_from(SIZES), st.lists(moves, min_size=4, max_size=14))
 def test_random_traffic(tiny_model, size, game):
     plain, replayed = build(tiny_model, **size), build(tiny_model, **size)
-    with pytest.MonkeyPatch.context() as patch:
-        with_graphs(replayed, 4)
-        thread = with_late_offload(replayed, patch)
-        ours = play(replayed, game, thread.finish)
-    wanted = play(plain, game)
+    plan = tiny_plan(tiny_model, **size)
+    side = with_late_store(replayed, plan)
+    with_graphs(replayed, 4)
+    ours = play(replayed, game, side.finish)
+    wanted = play(in_blocks(plain, plan), game)
     assert [seen(event) for event in ours] == [seen(event) for event in wanted]
     for one, other in zip(ours, wanted, strict=True):
         pairs = zip(getattr(one, "logprobs", ()), getattr(other, "logprobs", ()), strict=True)

@@ -15,10 +15,12 @@ from test_run_ahead import END, POISON, Ask, play
 from torch import Tensor
 
 import kakera
+from kakera.cache.host import CacheSizes
 from kakera.evaluate.session import plan_for
-from kakera.kv.rotation import Rotation
+from kakera.kv.rotation import Frame, Rotation
 from kakera.model.linear import EmbeddingMap
 from kakera.plan.plan import Wishes
+from kakera.plan.spec import ModelSpec
 from kakera.run.build import build_engine
 from kakera.schedule.request import Finished, Tokens
 
@@ -46,10 +48,8 @@ def build(graphs: bool = True, changes: dict | None = None, **wishes) -> World:
     return world
 
 
-def finish_copies(world: World) -> None:
-    if world.runner.offload is not None:
-        for kind, number in list(world.runner.offload._pending):
-            world.runner.offload.wait_for(kind, [number])
+def finish_copies() -> None:
+    torch.cuda.synchronize()
 
 
 def random_game(seed: int, poison: bool = False) -> list:
@@ -87,7 +87,7 @@ def test_crowds_say_what_they_say_launch_by_launch(seed):
     told = []
     for graphs in (True, False):
         world = build(graphs, {"pages": 24})
-        told.append(texts(play(world, random_game(seed), lambda world=world: finish_copies(world))))
+        told.append(texts(play(world, random_game(seed), finish_copies)))
     ours, wanted = told
     assert "error" not in {reason for _, reason in ours.values()}
     same = sum(wanted.get(name) == text for name, text in ours.items())
@@ -96,9 +96,10 @@ def test_crowds_say_what_they_say_launch_by_launch(seed):
 
 def test_a_store_for_three_checkpoints_turns_over_while_copies_are_under_way():
     plan = plan_for(MINI, WISHES)
-    few = 3 * plan.checkpoint_bytes + 4 * plan.sink_bytes + 8 * plan.page_bytes
+    sizes = CacheSizes.of(plan)
+    few = 3 * sizes.checkpoint_bytes + 4 * sizes.sink_bytes + 8 * sizes.page_bytes
     world = build(changes={"pages": 24, "host_cache": few})
-    play(world, random_game(4), lambda: finish_copies(world))
+    play(world, random_game(4), finish_copies)
     counters = world.cache.counters
     assert counters["checkpoints_evicted"] > 0 and counters["checkpoints_saved"] > 3
 
@@ -125,7 +126,7 @@ def test_values_that_are_not_finite_end_their_own_row_only(kv):
     model = world.runner.model
     model.weights = replace(model.weights, embedding=Poisoned(model.weights.embedding))
     world.runner.graphs.capture()
-    told = play(world, random_game(5, poison=True), lambda: finish_copies(world))
+    told = play(world, random_game(5, poison=True), finish_copies)
     ends = [event for event in told if isinstance(event, Finished)]
     failed = {event.request_id for event in ends if event.reason == "error"}
     assert all("not finite" in event.message for event in ends if event.reason == "error")
@@ -154,15 +155,20 @@ def test_plans_at_the_edges_start_and_answer(wishes):
     requests = [ask(f"r{i}", tokens_of(i, most // 2), most // 3) for i in range(streams + 2)]
     answers = world.answer(*requests)  # of 40 rows no graph; of the last of them one
     assert all(answer.finished.reason in ("stop", "length") for answer in answers)
-    finish_copies(world)
     world.check_idle()
+
+
+def random_rotation(spec: ModelSpec) -> Rotation:
+    shape = (len(spec.full_layers), spec.kv_heads, spec.head_dim)
+    frame = Frame(torch.linalg.qr(torch.randn(*shape, spec.head_dim))[0], torch.zeros(shape))
+    return Rotation(frame, frame)
 
 
 @pytest.mark.parametrize("chunk", [512, 4096])
 def test_a_rotation_file_starts_and_stays_within_its_plan(tmp_path, chunk):
     """It has no attention kernels; what the plain operations take is in the plan, by which memory is capped."""
     plan = plan_for(MINI, replace(WISHES, chunk=chunk, context=8192))
-    Rotation.hadamard(plan.spec).save(tmp_path, plan.spec, "none")
+    random_rotation(plan.spec).save(tmp_path, plan.spec, "none")
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     world = build(chunk=chunk, context=8192, rotation=str(tmp_path))

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graph_stand_in import with_late_offload
+from graph_stand_in import with_late_store
 from run_world import World, ask, tiny_plan, tokens_of
 
+from kakera.cache.host import CacheSizes
 from kakera.errors import UsageError
 from kakera.run.build import build_engine
 from kakera.run.warmup import prefill_steps, warm_up
@@ -31,8 +32,8 @@ PLANS = {
 def test_every_plan_warms_up(tiny_model, monkeypatch, changes):
     plan = replace(tiny_plan(tiny_model), **{"pages": 128, "chunk": 128, **changes})
     world = World(build_engine(tiny_model, plan))
-    if plan.host_cache:
-        with_late_offload(world, monkeypatch)
+    if CacheSizes.of(replace(plan, device="cuda")).can_save:
+        with_late_store(world, plan)
     told: list[tuple[int, int]] = []
     warm_up(world.runner, plan, lambda done, total: told.append((done, total)))
     assert told and told[-1][0] == told[-1][1] == len(prefill_steps(plan))

@@ -30,7 +30,7 @@ class Held:
     windows: int
     pages: int
     scratch: int
-    staging: int = 0  # checkpoints on their way to the host, if they have a place of their own
+    staging: int = 0  # records on their way to the host or from it, if they have a place of their own
 
     @property
     def total(self) -> int:
@@ -131,13 +131,13 @@ def compare_cpu(planned: Sequence[PlanRow], held: Held, store: int, resident: in
 
 
 def compare_host(planned: Sequence[PlanRow], store: int, anonymous: int) -> MemoryTable:
-    """Rows of a plan for the host of cards. `store`: bytes in the prefix cache's store; `anonymous`: of the process,
-    in memory and of no file."""
+    """Rows of a plan for the host of cards. `store`: bytes pinned for the prefix cache's store, which Linux counts as
+    shared memory; `anonymous`: of the process, in memory and of no file."""
     rows = [row for row in planned if row.place == "host"]
-    measured = {PROCESSES: anonymous - store, "prefix cache store": store}
-    notes = {PROCESSES: "without a server's process", "prefix cache store": "what the run left there"}
+    measured = {PROCESSES: anonymous, "prefix cache store": store}
+    notes = {PROCESSES: "anonymous memory, without a server's process", "prefix cache store": "pinned at the start"}
     found = [_row(row, measured.get(row.name), "not told apart", notes.get(row.name, "")) for row in rows]
-    return MemoryTable("memory of the host", tuple(found), _total(rows, anonymous, "anonymous memory of this process"))
+    return MemoryTable("memory of the host", tuple(found), _total(rows, anonymous + store))
 
 
 def compare_total(planned: Sequence[PlanRow], taken: int, note: str) -> MemoryTable:

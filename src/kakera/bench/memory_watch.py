@@ -36,7 +36,7 @@ class MemoryWatch:
         Others must not have taken any memory of the cards meanwhile.
         """
         assert isinstance(engine.runner, TorchRunner)
-        held, store = held_bytes(engine.runner, plan.device), engine.runner.store.bytes()
+        held, store = held_bytes(engine.runner, plan.device), engine.runner.store.reserved()
         if plan.device == "cpu":
             return {"memory": compare_cpu(plan.rows, held, store, peak_resident())}
         torch.cuda.synchronize()
@@ -62,7 +62,7 @@ def held_bytes(runner: TorchRunner, device: str) -> Held:
     """Bytes of the tensors on the device that the runner's objects hold, each storage once.
 
     What classes named ...Scratch hold is scratch wherever it hangs, and so is all that the runner has beside the model,
-    the cache, the states and checkpoints. Opaque weights, which a CPU's library packs, are not seen.
+    the cache, the states and the store. Opaque weights, which a CPU's library packs, are not seen.
     """
     seen: set[int] = set()
     kv = runner.kv.bytes()
@@ -70,8 +70,8 @@ def held_bytes(runner: TorchRunner, device: str) -> Held:
     states = _bytes(_tensors(runner.states), device, seen)
     scratch = _bytes(_tensors(runner.model, within="Scratch"), device, seen)
     weights = _bytes(_tensors(runner.model), device, seen)
-    _bytes(_tensors(runner.store), device, seen)  # on a CPU a row of its own
-    staging = _bytes(_tensors(runner, within="CheckpointTensors"), device, seen)
+    store = _bytes(_tensors(runner.store), device, seen)
+    staging = 0 if device == "cpu" else store  # on a CPU a row of its own
     others = _bytes(_tensors(runner), device, seen)
     windows = kv.ring + kv.sink
     return Held(weights, states, windows, kv.pages, cache - windows - kv.pages + scratch + others, staging)

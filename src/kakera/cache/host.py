@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kakera.plan.plan import Plan
+from kakera.plan.store_sizes import StoreSizes
 
 Tier = Literal["checkpoint", "sink", "page"]
 
@@ -23,14 +24,18 @@ class CacheSizes:
 
     @staticmethod
     def of(plan: Plan) -> CacheSizes:
-        return CacheSizes(
-            pages=plan.pages,
-            host_bytes=plan.host_cache,
-            checkpoint_bytes=plan.checkpoint_bytes,
-            sink_bytes=plan.sink_bytes,
-            page_bytes=plan.page_bytes,
-            windowed=plan.kv.windowed,
-        )
+        """To the byte on a CPU, in whole blocks of a GPU's store."""
+        sizes = plan.host_cache, plan.checkpoint_bytes, plan.sink_bytes, plan.page_bytes
+        if plan.device != "cpu":
+            store = StoreSizes.of_plan(plan)
+            block = store.block
+            sizes = store.blocks * block, store.checkpoint * block, store.sink * block, block
+        return CacheSizes(plan.pages, *sizes, windowed=plan.kv.windowed)
+
+    @property
+    def can_save(self) -> bool:
+        """False if host memory can not hold even one checkpoint: then nothing is ever restored."""
+        return self.checkpoint_bytes + (self.sink_bytes if self.windowed else 0) <= self.host_bytes
 
 
 class HostBudget:

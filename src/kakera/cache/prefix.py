@@ -56,12 +56,8 @@ class PrefixCache:
 
     @property
     def can_save(self) -> bool:
-        """False if host memory can not hold even one checkpoint: then nothing is ever restored."""
-        return self.sizes.checkpoint_bytes + self._sink_bytes <= self.sizes.host_bytes
-
-    @property
-    def _sink_bytes(self) -> int:
-        return self.sizes.sink_bytes if self.sizes.windowed else 0
+        """As CacheSizes.can_save."""
+        return self.sizes.can_save
 
     def take_actions(self) -> tuple[Action, ...]:
         """Actions decided since the last call; they go, in order, in front of the next forward pass."""

@@ -204,14 +204,15 @@ class KVCache:
         history = table[1 : max(1, page - self._window_pages)]
         return history, self._recent.token_rows(layer, token.span.slot, token.position)
 
-    def read_pages(self, ids: Sequence[int]) -> tuple[Tensor, ...]:
-        """Copies of pages, all layers: tensors with the page axis at dimension 1, on the cache's device."""
-        index = torch.tensor(ids, dtype=torch.int64, device=self._device)
+    def read_pages(self, ids: Sequence[int] | Tensor) -> tuple[Tensor, ...]:
+        """Copies of pages, all layers: tensors with the page axis at dimension 1, on the cache's device. `ids` that lie
+        there already, as int64, cost no wait."""
+        index = torch.as_tensor(ids, dtype=torch.int64, device=self._device)
         return tuple(pool.index_select(1, index) for pool in self._pool.tensors())
 
-    def write_pages(self, ids: Sequence[int], pages: Sequence[Tensor]) -> None:
+    def write_pages(self, ids: Sequence[int] | Tensor, pages: Sequence[Tensor]) -> None:
         """Put back what `read_pages` gave, under other ids if need be."""
-        index = torch.tensor(ids, dtype=torch.int64, device=self._device)
+        index = torch.as_tensor(ids, dtype=torch.int64, device=self._device)
         for pool, values in zip(self._pool.tensors(), pages, strict=True):
             pool.index_copy_(1, index, values.to(self._device))
 

@@ -71,27 +71,40 @@ class RecentStore:
     def load_window(self, slot: int, checkpoint: CheckpointTensors) -> None:
         """Put the window of a checkpoint into the slot's ring: the R pages before `checkpoint.position`."""
         assert checkpoint.window_k is not None and checkpoint.window_v is not None
-        if places := self._before(checkpoint.position):
-            window = torch.stack((checkpoint.window_k, checkpoint.window_v), 2)[:, -len(places) :]
-            self.ring[:, slot, places] = window.to(self.ring)
+        for places, of_window in self._before(checkpoint.position):
+            self.ring[:, slot, places, 0].copy_(checkpoint.window_k[:, of_window])
+            self.ring[:, slot, places, 1].copy_(checkpoint.window_v[:, of_window])
 
     def save_window(self, slot: int, checkpoint: CheckpointTensors) -> None:
         """Fill `checkpoint.window_k/v` from the ring; its newest page must be at most 64 tokens past the position."""
-        for layer in range(self.ring.shape[0]):
-            self.save_window_of(layer, slot, checkpoint)
+        self._save_layers(slice(None), slot, checkpoint)
 
     def save_window_of(self, layer: int, slot: int, checkpoint: CheckpointTensors) -> None:
         """`save_window` for one layer."""
-        if places := self._before(checkpoint.position):
-            fill_window(checkpoint, layer, self.ring[layer, slot, places])
+        self._save_layers(slice(layer, layer + 1), slot, checkpoint)
+
+    def _save_layers(self, layers: slice, slot: int, checkpoint: CheckpointTensors) -> None:
+        assert checkpoint.window_k is not None and checkpoint.window_v is not None
+        for places, of_window in self._before(checkpoint.position):
+            checkpoint.window_k[layers, of_window].copy_(self.ring[layers, slot, places, 0])
+            checkpoint.window_v[layers, of_window].copy_(self.ring[layers, slot, places, 1])
 
     def _at(self, first: int, last: int) -> list[int]:
         return [page % self._places for page in range(first, last + 1)]
 
-    def _before(self, position: int) -> list[int]:
-        """Places of the R pages before a position on the grid, fewer near the start of the sequence."""
-        page = position // PAGE_TOKENS
-        return self._at(max(0, page - self._window_pages), page - 1)
+    def _before(self, position: int) -> list[tuple[slice, slice]]:
+        """The R pages before a position on the grid, fewer near the start of the sequence: where they lie in the ring,
+        and where in a checkpoint's window. Slices, because a GPU gets a list of places by a copy that it waits for."""
+        page, size = position // PAGE_TOKENS, self._window_pages
+        count = min(page, size)
+        start, done = (page - count) % self._places, size - count
+        straight = min(count, self._places - start)
+        parts = []
+        for begin, length in ((start, straight), (0, count - straight)):
+            if length:
+                parts.append((slice(begin, begin + length), slice(done, done + length)))
+            done += length
+        return parts
 
     def scratch(self) -> tuple[Tensor, ...]:
         return (self._rows,)

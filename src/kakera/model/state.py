@@ -37,8 +37,9 @@ class StatePool:
 
     def save(self, slot: int, checkpoint: CheckpointTensors) -> None:
         """Copy the slot's state as it is now into a checkpoint, all layers. The caller knows its position."""
-        for layer in range(len(self.state_LSVKD)):
-            save_layer(checkpoint, layer, self.state_LSVKD[layer, slot], self.conv_LSWC[layer, slot])
+        if checkpoint.state_LVKD is not None and checkpoint.conv_LCW is not None:
+            checkpoint.state_LVKD.copy_(self.state_LSVKD[:, slot])
+            checkpoint.conv_LCW.copy_(self.conv_LSWC[:, slot])
 
 
 def save_layer(checkpoint: CheckpointTensors, layer: int, state_VKD: Tensor, columns_WC: Tensor) -> None:

@@ -24,10 +24,10 @@ from kakera.plan.sizes import (
     gap_bytes,
     live_state_bytes,
     margin,
-    pinned_bytes,
     scratch_bytes,
 )
 from kakera.plan.spec import ModelSpec
+from kakera.plan.store_sizes import StoreSizes, fitting
 from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
 
 SLOT_CHOICES = (8, 4, 2, 1)
@@ -167,9 +167,9 @@ class _Budget:
         context = self.wishes.context or self._longest_context(self.usable - need)
         least = pages_for(context)
         need += least * self.page
-        host_need = need if self.on_cpu else _total(fixed, "host") + asked_cache
+        host_need = need if self.on_cpu else _total(fixed, "host") + self._cache_bytes(asked_cache)
         cache = self._host_cache(self.host_usable - host_need)
-        extra_cache = cache - asked_cache
+        extra_cache = self._cache_bytes(cache) - self._cache_bytes(asked_cache)
         left = self.usable - need - (extra_cache if self.on_cpu else 0)
         more = self._more_pages(left, context)
         rows = (*fixed, *self._page_rows(context, least, more), self._cache_row(cache))
@@ -198,7 +198,7 @@ class _Budget:
         rows.append(PlanRow("activations and scratch", "device", scratch, f"chunk {self.chunk}, any context"))
         if self.on_cpu:
             return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in CPU_OVERHEADS))
-        staging = STAGED_CHECKPOINTS * self.checkpoint // ranks
+        staging = STAGED_CHECKPOINTS * self._store(0).place_bytes // ranks
         rows.append(PlanRow("checkpoint staging", "device", staging, f"{STAGED_CHECKPOINTS} on their way to the host"))
         gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks, plain)
         rows.append(PlanRow("gaps in torch's allocator", "device", gaps, "estimate: a third of what a step allocates"))
@@ -208,13 +208,8 @@ class _Budget:
     def _host_rows(self) -> tuple[PlanRow, ...]:
         if self.on_cpu:
             return ()
-        largest = max(self.checkpoint, 2 * self.kv.page_bytes(self.spec), self.kv.window_page_bytes(self.spec))
-        ring = STAGED_CHECKPOINTS * pinned_bytes(largest)
         runtime = SERVER_HOST_BYTES + self.ranks * CUDA_HOST_BYTES
-        return (
-            PlanRow("server and engine processes", "host", runtime, f"estimate: torch with CUDA, {self.ranks} x"),
-            PlanRow("pinned staging", "host", ring, f"{STAGED_CHECKPOINTS} checkpoints, each a power of two"),
-        )
+        return (PlanRow("server and engine processes", "host", runtime, f"estimate: torch with CUDA, {self.ranks} x"),)
 
     def _longest_context(self, left: int) -> int:
         """The model's maximum, or the multiple of 64 that fits in three quarters of the room (the rest: host cache)."""
@@ -227,7 +222,15 @@ class _Budget:
         if self.wishes.host_cache is not None:
             return self.wishes.host_cache
         most, share = HOST_CACHE_DEFAULT[self.machine.kind]
-        return max(0, min(most, int(self.machine.ram * share), host_left // 2))
+        limit = max(0, min(most, int(self.machine.ram * share), host_left // 2))
+        return limit if self.on_cpu else fitting(limit)
+
+    def _store(self, cache: int) -> StoreSizes:
+        return StoreSizes.of(self.spec, self.kv, self.checkpoint, cache)
+
+    def _cache_bytes(self, cache: int) -> int:
+        """What the host gives for it."""
+        return cache if self.on_cpu else self._store(cache).pinned_bytes
 
     def _more_pages(self, left: int, context: int) -> int:
         wanted = (self.slots - 1) * pages_for(context)
@@ -242,7 +245,9 @@ class _Budget:
 
     def _cache_row(self, cache: int) -> PlanRow:
         note = f"room for {cache // self.checkpoint} checkpoints of {self.checkpoint / 1e6:.1f} MB, or demoted pages"
-        return PlanRow("prefix cache store", "host", cache, note, "cache")
+        if not self.on_cpu:
+            note += "; pinned"
+        return PlanRow("prefix cache store", "host", self._cache_bytes(cache), note, "cache")
 
     def _plan(self, context: int, pages: int, cache: int, rows: tuple[PlanRow, ...]) -> Plan:
         return Plan(

@@ -94,11 +94,6 @@ def attends_plainly(spec: ModelSpec, kv: KvFormat, rotation: str | None) -> bool
     return rotation is not None or kv.codec == "fp32" or not sizes
 
 
-def pinned_bytes(size: int) -> int:
-    """Of a place in pinned memory: torch gives it out in powers of two."""
-    return 1 << max(0, size - 1).bit_length()
-
-
 def scratch_bytes(
     spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device: str, ranks: int = 1, plain: bool = False
 ) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,10 +20,9 @@ from kakera.model.state import StatePool
 from kakera.plan.sizes import HEAD_PIECE_ROWS
 from kakera.run.graphs import DecodeGraphs
 from kakera.run.logprobs import logprobs_of
-from kakera.run.offload import Offload
 from kakera.run.sampler import Launched, Sampled, collect, launch
 from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
-from kakera.run.store import CheckpointShape, HostStore
+from kakera.run.store import Store
 from kakera.schedule.request import TokenLogprob
 from kakera.schedule.step import (
     Action,
@@ -65,21 +64,18 @@ class TorchRunner:
         model: HybridModel,
         kv: KVCache,
         states: StatePool,
-        shape: CheckpointShape,
+        store: Store,
         outputs: Outputs,
         graphs: DecodeGraphs | None = None,
-        offload_places: int = 0,
     ):
-        """`graphs`: for decode steps. `offload_places`: checkpoints that a step may save inside its prompts, on their
-        way from a GPU to the host store beside the computation; 0: without such a way."""
+        """`graphs`: for decode steps."""
         self.model = model
         self.kv = kv
         self.states = states
-        self.shape = shape
+        self.store = store
         self.outputs = outputs
         self.graphs = graphs
-        self.store = HostStore()
-        self.offload = Offload(shape, self.store, offload_places) if offload_places else None
+        self.device = states.state_LSVKD.device
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -96,14 +92,18 @@ class TorchRunner:
                 results = self._forward(plan)
             except Exception as error:  # whatever it is: the engine outlives it, and says so
                 log.exception("step %d failed", plan.step)
-                touch(self.shape.device)
+                touch(self.device)
                 text = f"the engine could not compute this step: {error}"
                 results = tuple(RowResult(row.request_id, error=text) for row in plan.rows)
+        self.store.arrive()
         for action in plan.after:
             self._apply(action)
         return StepResult(plan.step, results, time.perf_counter() - began)
 
     def _forward(self, plan: StepPlan) -> tuple[RowResult, ...]:
+        loaded = {action.slot for action in plan.before if isinstance(action, RestoreCheckpoint)}
+        if any(row.slot in loaded for row in plan.decode):  # else decode need not wait for what others go on from
+            self.store.arrive()
         replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else None
         if self.graphs is None or replayed is None:
             return self._compute(plan)
@@ -119,14 +119,14 @@ class TorchRunner:
 
     def _compute(self, plan: StepPlan) -> tuple[RowResult, ...]:
         """All rows of the plan, launch by launch."""
+        self.store.arrive()
         batch, staged = self._batch(plan)
         hidden_TH = self.model.hidden(batch, self.kv, self.states)
         sampling = [row for row in plan.rows if row.sample]
         drawn = self._draw(sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampling else None
         for item in staged:
-            self._keep(item)
-        if self.offload is not None:
-            self._save_behind(plan.decode, hidden_TH[: batch.decode_rows])
+            self.store.keep_checkpoint(item.checkpoint, item.tensors)
+        self._save_behind(plan.decode, [hidden_TH[span.offset + span.count - 1] for span in batch.decode])
         chosen = self._collect(drawn) if drawn else {}
         finite = _finite_spans(hidden_TH, batch.spans)
         rows = zip(plan.rows, batch.spans, finite, strict=True)
@@ -137,35 +137,27 @@ class TorchRunner:
             for row, span, sound in rows
         )
 
-    def _save_behind(self, rows: Sequence[Row], hidden_RH: Tensor) -> None:
-        """The checkpoints of decode rows lie behind their tokens, so they are what the slots hold now."""
+    def _save_behind(self, rows: Sequence[Row], hidden_RH: Iterable[Tensor]) -> None:
+        """Checkpoints at the end of decode rows are what their slots hold now."""
         for row, hidden_H in zip(rows, hidden_RH, strict=True):
             for save in row.saves:
-                checkpoint = self._empty_checkpoint(save.position)
-                self.states.save(row.slot, checkpoint)
-                self.kv.save_window(row.slot, checkpoint)
-                if checkpoint.hidden_H is not None:
-                    checkpoint.hidden_H.copy_(hidden_H)
-                self._keep(_Staged(save.checkpoint, checkpoint))
-
-    def _empty_checkpoint(self, position: int) -> CheckpointTensors:
-        return self.shape.empty(position) if self.offload is None else self.offload.stage(position)
-
-    def _keep(self, item: _Staged) -> None:
-        if self.offload is None:
-            self.store.keep_checkpoint(item.checkpoint, item.tensors)
-        else:
-            self.offload.send_checkpoint(item.checkpoint, item.tensors)
+                if save.position == row.end:
+                    checkpoint = self.store.new_checkpoint(save.position)
+                    self.states.save(row.slot, checkpoint)
+                    self.kv.save_window(row.slot, checkpoint)
+                    if checkpoint.hidden_H is not None:
+                        checkpoint.hidden_H.copy_(hidden_H)
+                    self.store.keep_checkpoint(save.checkpoint, checkpoint)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
-        device = self.shape.device
+        device = self.device
         staged: list[_Staged] = []
         spans: list[Span] = []
         logit_rows: list[int] = []
         offset = 0
         for i, row in enumerate(plan.rows):
-            inside = () if self.offload is not None and i < len(plan.decode) else row.saves  # else they lie behind
-            saves = [_Staged(s.checkpoint, self._empty_checkpoint(s.position)) for s in inside]
+            inside = [save for save in row.saves if i >= len(plan.decode) or save.position < row.end]
+            saves = [_Staged(save.checkpoint, self.store.new_checkpoint(save.position)) for save in inside]
             staged += saves
             pages = torch.from_numpy(np.array(row.pages, dtype=np.int64)).to(device)
             spans.append(
@@ -247,38 +239,18 @@ class TorchRunner:
             self.graphs.forget(action.slot)
         match action:
             case ResetSlot(slot):
+                self.store.arrive()  # a slot may be given again before what was loaded for it has come
                 self.states.reset(slot)
             case RestoreCheckpoint(slot, checkpoint, _, sink):
-                self._wait_for("checkpoint", (checkpoint,))
-                tensors = self.store.checkpoints[checkpoint]
-                self.states.load(slot, tensors)
-                self.kv.load_window(slot, tensors)
-                if sink is not None:
-                    self._wait_for("sink", (sink,))
-                    self.kv.load_sink(slot, self.store.sinks[sink])
+                self.store.load(slot, checkpoint, sink)
             case SaveSink(slot, sink):
-                if self.offload is None:
-                    self.store.keep_sink(sink, self.kv.save_sink(slot))
-                else:
-                    self.offload.send_sink(sink, self.kv.save_sink(slot))
+                self.store.keep_sink(sink, slot)
             case DemotePages(pairs):
-                pages, hosts = [page for page, _ in pairs], [host for _, host in pairs]
-                if self.offload is None:
-                    self.store.keep_pages(hosts, self.kv.read_pages(pages))
-                else:
-                    self.offload.send_pages(hosts, lambda first, end: self.kv.read_pages(pages[first:end]))
+                self.store.keep_pages(pairs)
             case PromotePages(pairs):
-                self._wait_for("page", [host for host, _ in pairs])
-                self.kv.write_pages([page for _, page in pairs], self.store.read_pages([host for host, _ in pairs]))
-            case Drop(checkpoints, sinks, pages):
-                if self.offload is not None:  # a copy under way would come after the drop
-                    for kind, ids in (("checkpoint", checkpoints), ("sink", sinks), ("page", pages)):
-                        self.offload.settle(kind, ids)
-                self.store.drop(checkpoints, sinks, pages)
-
-    def _wait_for(self, kind: str, ids: Sequence[int]) -> None:
-        if self.offload is not None:
-            self.offload.wait_for(kind, ids)
+                self.store.load_pages(pairs)
+            case Drop():
+                self.store.drop(action)
 
 
 def _finite_spans(hidden_TH: Tensor, spans: Sequence[Span]) -> list[bool]:

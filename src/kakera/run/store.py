@@ -1,19 +1,24 @@
-"""The host store's contents: checkpoints, sinks and demoted pages under the ids that the cache chose.
+"""The host store: checkpoints, sinks and demoted pages under the ids that the cache chose, to and from a device.
 
-Owns tensors, decides nothing: what is kept and what goes is the cache's business, and so is the byte budget.
+Owns tensors, decides nothing: what is kept and what goes is the cache's business, and so is the byte budget. Here is
+the plain store, which copies where it stands; a GPU's, `pinned_store.py`, copies beside the computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kakera.kv.cache import KVCache
 from kakera.model.batch import CheckpointTensors
+from kakera.model.state import StatePool
 from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
 from kakera.plan.spec import ModelSpec
+from kakera.schedule.step import Drop
 
 STATE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 WINDOW_DTYPE = torch.bfloat16
@@ -30,7 +35,7 @@ class CheckpointShape:
     device: torch.device
 
     def empty(self, position: int) -> CheckpointTensors:
-        """Uninitialised tensors for the state after `position` tokens, for the layers to fill."""
+        """Tensors for the state after `position` tokens, for the layers to fill."""
         spec, gdn = self.spec, self.spec.gdn
         layers, full = len(spec.gdn_layers), len(spec.full_layers)
         window = (full, self.kv.window_pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
@@ -53,44 +58,109 @@ class CheckpointShape:
         )
 
 
-class HostStore:
-    """id -> tensors in host memory."""
+class Store(Protocol):
+    """What the runner needs of a store. One thread of the engine calls all methods."""
 
-    def __init__(self) -> None:
+    @property
+    def checkpoints(self) -> Sized: ...
+
+    @property
+    def sinks(self) -> Sized: ...
+
+    @property
+    def pages(self) -> Sized: ...
+
+    def new_checkpoint(self, position: int) -> CheckpointTensors:
+        """Tensors of the device for the layers to fill, until `keep_checkpoint` or the end of the step."""
+        ...
+
+    def keep_checkpoint(self, checkpoint: int, tensors: CheckpointTensors) -> None:
+        """Of `new_checkpoint`, filled by what has been computed or queued so far."""
+        ...
+
+    def keep_sink(self, sink: int, slot: int) -> None: ...
+
+    def keep_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(device page, host page); the device pages may be written again at once."""
+        ...
+
+    def load(self, slot: int, checkpoint: int, sink: int | None) -> None:
+        """Make the slot continue at a checkpoint. Raises KeyError if it is not here."""
+        ...
+
+    def load_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """(host page, device page)."""
+        ...
+
+    def arrive(self) -> None:
+        """What is computed from now on sees all that was loaded."""
+        ...
+
+    def drop(self, records: Drop) -> None:
+        """Forget records; unknown ones are no error."""
+        ...
+
+    def bytes(self) -> int:
+        """Held by records, as the cache counts them."""
+        ...
+
+    def reserved(self) -> int:
+        """Bytes of host memory that are taken for records, used or not."""
+        ...
+
+
+class HostStore:
+    """id -> tensors in host memory, copied when they are kept or loaded."""
+
+    def __init__(self, shape: CheckpointShape, kv: KVCache, states: StatePool) -> None:
+        self._shape, self._kv, self._states = shape, kv, states
         self.checkpoints: dict[int, CheckpointTensors] = {}
         self.sinks: dict[int, Tensor] = {}
         self.pages: dict[int, tuple[Tensor, ...]] = {}
 
+    def new_checkpoint(self, position: int) -> CheckpointTensors:
+        return self._shape.empty(position)
+
     def keep_checkpoint(self, checkpoint: int, tensors: CheckpointTensors) -> None:
         self.checkpoints[checkpoint] = _to_host(tensors)
 
-    def keep_sink(self, sink: int, sink_tensor: Tensor) -> None:
-        self.sinks[sink] = sink_tensor.cpu()
+    def keep_sink(self, sink: int, slot: int) -> None:
+        self.sinks[sink] = self._kv.save_sink(slot).cpu()
 
-    def keep_pages(self, ids: Sequence[int], tensors: tuple[Tensor, ...]) -> None:
-        """`tensors` as KVCache.read_pages gives them: the page axis is dimension 1."""
-        on_host = [t.cpu() for t in tensors]
-        for i, page in enumerate(ids):
-            self.pages[page] = tuple(t[:, i].clone() for t in on_host)  # a view would keep the whole batch alive
+    def keep_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        on_host = [tensor.cpu() for tensor in self._kv.read_pages([page for page, _ in pairs])]
+        for i, (_, host) in enumerate(pairs):
+            self.pages[host] = tuple(t[:, i].clone() for t in on_host)  # a view would keep the whole batch alive
 
-    def read_pages(self, ids: Sequence[int]) -> tuple[Tensor, ...]:
-        """The inverse of keep_pages, in the order of `ids`."""
-        return tuple(torch.stack(parts, 1) for parts in zip(*(self.pages[page] for page in ids), strict=True))
+    def load(self, slot: int, checkpoint: int, sink: int | None) -> None:
+        tensors = self.checkpoints[checkpoint]
+        self._states.load(slot, tensors)
+        self._kv.load_window(slot, tensors)
+        if sink is not None:
+            self._kv.load_sink(slot, self.sinks[sink])
 
-    def drop(self, checkpoints: tuple[int, ...], sinks: tuple[int, ...], pages: tuple[int, ...]) -> None:
-        for checkpoint in checkpoints:
+    def load_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        parts = zip(*(self.pages[host] for host, _ in pairs), strict=True)
+        self._kv.write_pages([page for _, page in pairs], [torch.stack(part, 1) for part in parts])
+
+    def arrive(self) -> None:
+        """All has arrived."""
+
+    def drop(self, records: Drop) -> None:
+        for checkpoint in records.checkpoints:
             self.checkpoints.pop(checkpoint, None)
-        for sink in sinks:
+        for sink in records.sinks:
             self.sinks.pop(sink, None)
-        for page in pages:
+        for page in records.host_pages:
             self.pages.pop(page, None)
 
     def bytes(self) -> int:
-        """Bytes held, for tests that compare with the plan."""
-        # lists: a thread may be putting something in
-        tensors = [t for c in list(self.checkpoints.values()) for t in tensors_of(c)]
-        tensors += [*self.sinks.values(), *(t for page in list(self.pages.values()) for t in page)]
+        tensors = [t for checkpoint in self.checkpoints.values() for t in tensors_of(checkpoint)]
+        tensors += [*self.sinks.values(), *(t for page in self.pages.values() for t in page)]
         return sum(t.numel() * t.element_size() for t in tensors)
+
+    def reserved(self) -> int:
+        return self.bytes()
 
 
 def tensors_of(checkpoint: CheckpointTensors) -> list[Tensor]:
@@ -99,14 +169,12 @@ def tensors_of(checkpoint: CheckpointTensors) -> list[Tensor]:
     return [v for v in values if isinstance(v, Tensor)]
 
 
-def with_tensors(like: CheckpointTensors, position: int, tensors: Sequence[Tensor]) -> CheckpointTensors:
+def with_tensors(like: CheckpointTensors, tensors: Sequence[Tensor]) -> CheckpointTensors:
     """A checkpoint of `tensors`, in the order of `tensors_of(like)`."""
     names = [f.name for f in fields(like) if isinstance(getattr(like, f.name), Tensor)]
-    return replace(like, position=position, **dict(zip(names, tensors, strict=True)))
+    return replace(like, **dict(zip(names, tensors, strict=True)))  # type: ignore[arg-type]
 
 
 def _to_host(checkpoint: CheckpointTensors) -> CheckpointTensors:
     """The same object if it is in host memory already (the CPU engine), else a copy there."""
-    moved = {f.name: getattr(checkpoint, f.name) for f in fields(checkpoint)}
-    moved = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in moved.items()}
-    return replace(checkpoint, **moved)
+    return with_tensors(checkpoint, [tensor.cpu() for tensor in tensors_of(checkpoint)])

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from kakera.cache.host import CacheSizes
 from kakera.errors import KakeraError
 from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
 from kakera.run.graphs import MOST_ROWS
 from kakera.run.runner import TorchRunner
 from kakera.schedule.request import Sampling
-from kakera.schedule.step import PAGE, Drop, ResetSlot, Row, SavePoint, StepPlan
+from kakera.schedule.step import PAGE, Drop, ResetSlot, RestoreCheckpoint, Row, SavePoint, StepPlan
 
 REQUEST = "warm-up"
 # Tokens of short segments: all variants of products with coded weights, which 32, 16 and 8 rows have
@@ -40,11 +41,13 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
 
 
 def prefill_steps(plan: Plan) -> list[StepPlan]:
-    """The longest segment at the start and behind history, shorter ones, and a save; as far as the plan has pages."""
+    """The longest segment at the start and behind history, shorter ones, and a save with its way back; as far as the
+    plan has pages."""
     longest = min(plan.chunk // PAGE, plan.pages, pages_for(plan.context)) * PAGE
-    saves = (SavePoint(PAGE, SAVED),) if plan.host_cache and longest > PAGE else ()
+    saves = (SavePoint(PAGE, SAVED),) if CacheSizes.of(plan).can_save and longest > PAGE else ()
     first = replace(_row(0, longest), saves=saves)
-    steps = [StepPlan(0, (ResetSlot(0),), prefill=(first,), after=(Drop((SAVED,)),) if saves else ())]
+    back = (RestoreCheckpoint(0, SAVED, PAGE, None), Drop((SAVED,))) if saves else ()
+    steps = [StepPlan(0, (ResetSlot(0),), prefill=(first,), after=back)]
     for count in (longest, longest // 2, longest // 4, *SHORT):
         if count > 0 and (longest + count + PAGE - 1) // PAGE <= plan.pages:
             steps.append(StepPlan(0, prefill=(_row(longest, count),)))

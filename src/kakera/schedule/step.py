@@ -99,6 +99,10 @@ class Row:
     sample: bool
     saves: tuple[SavePoint, ...] = ()
 
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
 
 @dataclass(frozen=True)
 class StepPlan:

@@ -1,0 +1,72 @@
+"""A GPU's host store in blocks: every mix of records that the cache's budget lets in has blocks, and the plan's row is
+what the machine gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kakera.cache.host import CacheSizes, HostBudget
+from kakera.plan.budget import make_plan
+from kakera.plan.devices import Device, Machine
+from kakera.plan.known import KNOWN
+from kakera.plan.plan import Plan, Wishes
+from kakera.plan.spec import ModelSpec
+from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes, fitting
+from kakera.plan.weights import from_config
+
+
+def plan_27b(**wishes) -> Plan:
+    spec = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
+    machine = Machine("cuda", (Device("a card", 32 * 2**30),), 64 * 2**30)
+    return make_plan(spec, Wishes(gpus="auto", **wishes), machine, from_config(spec, KNOWN["qwen3.8-27b"]))
+
+
+PLAN = plan_27b(context=8192)
+
+
+def test_blocks_of_the_27b_waste_little():
+    sizes = StoreSizes.of_plan(PLAN)
+    assert sizes.block == PLAN.page_bytes == 557_056
+    assert sizes.checkpoint * sizes.block < 1.006 * PLAN.checkpoint_bytes
+    assert sizes.per_segment * sizes.block > 0.998 * SEGMENT_BYTES
+    assert sum(sizes.segments) == sizes.blocks and sizes.blocks * sizes.block > 0.998 * PLAN.host_cache
+
+
+@given(st.integers(0, 3 * SEGMENT_BYTES))
+def test_what_is_planned_by_itself_takes_no_more_than_it_may(limit):
+    cache = fitting(limit)
+    assert limit // 2 <= cache <= limit
+    assert StoreSizes.of_plan(replace(PLAN, host_cache=cache)).pinned_bytes <= cache
+
+
+@pytest.mark.parametrize("cache", [0, 1, 100 * 2**20, 2**30, 8 * 2**30])
+@pytest.mark.parametrize("kv", ["int2", "bf16"])
+def test_the_row_of_the_store_is_what_segments_take(kv, cache):
+    plan = plan_27b(context=8192, kv=kv, host_cache=cache)
+    (row,) = [row for row in plan.rows if row.name == "prefix cache store"]
+    sizes = StoreSizes.of_plan(plan)
+    assert row.bytes == sum(1 << (blocks * sizes.block - 1).bit_length() for blocks in sizes.segments)
+    assert sizes.blocks * sizes.block <= cache
+
+
+@given(st.integers(0, 6 * 2**30), st.lists(st.sampled_from(["checkpoint", "sink", "page"]), max_size=60))
+def test_what_the_budget_lets_in_has_blocks(cache, kinds):
+    plan = replace(PLAN, host_cache=cache)
+    sizes, budget = StoreSizes.of_plan(plan), HostBudget(CacheSizes.of(plan))
+    blocks = {"checkpoint": sizes.checkpoint, "sink": sizes.sink, "page": 1}
+    taken = 0
+    for kind in kinds:
+        if budget.fits(kind):
+            budget.take(kind)
+            taken += blocks[kind]
+    assert taken <= sizes.blocks and taken * sizes.block == budget.used
+
+
+def test_a_place_on_the_card_takes_any_record():
+    for kv in ("int2", "bf16"):
+        sizes = StoreSizes.of_plan(plan_27b(context=8192, kv=kv))
+        assert sizes.place_bytes >= sizes.block * max(sizes.checkpoint, sizes.sink, 1)
