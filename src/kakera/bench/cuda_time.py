@@ -18,6 +18,7 @@ def graph_seconds(calls: Sequence[Callable[[], object]], repeats: int = 20, paus
     `pause` seconds of idleness go before each replay: a card that has rested runs long products at higher clocks.
     """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())  # which makes the inputs
     with torch.cuda.stream(stream):
         for call in calls:
             call()

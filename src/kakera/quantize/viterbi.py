@@ -53,17 +53,16 @@ def _search_batch(targets: Tensor, seam: Tensor | None, table: Tensor, bits: int
     branches, ends = 1 << bits, table.numel() >> bits  # a state is (branch, end): its high K bits and the rest
     # An end is (prior, symbol). Kept symbol-major inside a step, so that `prior` is contiguous and broadcasts cheaply.
     value = table.view(branches, ends // branches, branches).transpose(1, 2).contiguous()
-    square = value.square()
     cost = _start_costs(tiles, ends, seam, targets.device)
     back = torch.zeros(steps, tiles, *value.shape[1:], dtype=torch.uint8, device=targets.device)
-    best, candidate = cost.new_empty(2, tiles, *value.shape[1:])
+    best, candidate, off = cost.new_empty(3, tiles, *value.shape[1:])
     for step in range(steps):
         x, choice = targets[:, step, None, None], back[step]
         before = cost.view(tiles, branches, 1, -1)
         for branch in range(branches):
-            # (value - x)^2 without the x^2 that all paths share: less rounding, one operation fewer
-            into = candidate if branch else best
-            torch.addcmul(square[branch], value[branch], x, value=-2.0, out=into).add_(before[:, branch])
+            # not without the x^2 that all paths share: sums of -400 would round away what paths of 8 bits differ by
+            torch.sub(value[branch], x, out=off)
+            torch.addcmul(before[:, branch], off, off, out=candidate if branch else best)
             if branch:
                 better = (candidate < best).view(torch.uint8)  # branches ascend, so a later one is a maximum
                 torch.maximum(choice, better.mul_(branch), out=choice)

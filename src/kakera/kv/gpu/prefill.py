@@ -258,7 +258,7 @@ class _Segment:
             query * group,
             self._rows,
             splits,
-            FIRST=first,
+            int(first),
             D=self._plan.head_dim,
             BLOCK=MERGE_ROWS,
         )

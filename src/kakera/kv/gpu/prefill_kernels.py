@@ -85,7 +85,7 @@ def copy_pages(
     tl.store(to + (plane.to(tl.int64) * tokens + page * PAGE) * D + token * D + channel, value.to(tl.float16))
 
 
-@triton.jit(do_not_specialize=["rows", "first_row", "state_rows", "splits"])
+@triton.jit(do_not_specialize=["rows", "first_row", "state_rows", "splits", "first"])
 def merge(
     o,  # fp16 [HEADS, splits, rows, D]: softmax over one part of the keys each
     lse,  # fp32 [HEADS, splits, rows]: natural logarithm of the sum of exponentials
@@ -95,7 +95,7 @@ def merge(
     first_row,
     state_rows,
     splits,
-    FIRST: tl.constexpr,  # the state holds nothing yet
+    first,  # 1: the state holds nothing yet. Not a variant, which would be compiled in the midst of a long prompt
     D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -106,14 +106,13 @@ def merge(
     valid = row < rows
     part = head * splits * rows + row
     state = head * state_rows + first_row + row
-    if FIRST:
+    if first == 1:
         total = tl.load(lse + part, mask=valid, other=0.0)
         mean = tl.load(o + part[:, None] * D + channel, mask=valid[:, None], other=0.0).to(tl.float32)
     else:
         total = tl.load(state_lse + state, mask=valid, other=0.0)
         mean = tl.load(state_o + state[:, None] * D + channel, mask=valid[:, None], other=0.0)
-    begin = 1 if FIRST else 0
-    for split in range(begin, splits):
+    for split in range(first, splits):
         at = part + split * rows
         other = tl.load(lse + at, mask=valid, other=0.0)
         value = tl.load(o + at[:, None] * D + channel, mask=valid[:, None], other=0.0).to(tl.float32)
