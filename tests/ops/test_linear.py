@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from kakera.ops.dense import linear_into
 from kakera.ops.linear import linear, linear_reference, pack
 
 
@@ -53,3 +54,9 @@ def test_a_row_has_the_same_bits_in_any_batch(
     for fast in (1, 7, 40):
         mixed = linear(torch.cat([torch.randn(fast, in_channels), x[:100]]), w, fast)
         assert torch.equal(mixed[fast:], whole[:100]), fast
+
+
+def test_a_product_into_a_part_of_longer_rows_leaves_the_rest_alone():
+    w, x, y = torch.randn(3, 8), torch.randn(2, 8), torch.full((2, 6), 7.0)
+    linear_into(x, w, y[:, 2:5])
+    assert torch.allclose(y[:, 2:5], x @ w.t()) and (y[:, [0, 1, 5]] == 7).all()

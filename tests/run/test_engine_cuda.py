@@ -17,13 +17,14 @@ from kakera.evaluate.suites import run_suite
 from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
-from kakera.run.generate import generate
+from kakera.run.generate import Completion, generate
 from kakera.run.store import tensors_of
 from kakera.schedule.request import Boundary, Request, Sampling
 from kakera.schedule.step import Drop
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 DATA = Path(kakera.__file__).parent / "data"
+NEAR = 0.125  # nats: two steps of a bf16 logit of 8 to 16
 WISHES = Wishes(gpus="auto", context=8192, max_running=8, chunk=2048, host_cache=4 * 2**30)
 
 
@@ -44,20 +45,27 @@ def prompts(count: int = 8) -> list[tuple[int, ...]]:
     return [tuple(reader.template.prompt(case["messages"], None, {"enable_thinking": False}).tokens) for case in cases]
 
 
-def answers(of: LocalEngine, texts, tokens: int = 70, prefix: str = "r", **sampling) -> list[list[int]]:
-    wanted = {"seed": 3, "temperature": 0.0, **sampling}
+def answers(of: LocalEngine, texts, tokens: int = 70, prefix: str = "r", **sampling) -> list[Completion]:
+    wanted = {"seed": 3, "temperature": 0.0, "logprobs": 2, **sampling}
     requests = [
         Request(f"{prefix}{i}", text, Sampling(max_tokens=tokens, **wanted), (Boundary(len(text), "message"),))
         for i, text in enumerate(texts)
     ]
     done = generate(of, requests)
     assert all(one.finished.reason == "length" for one in done.values()), [one.finished for one in done.values()]
-    return [done[request.id].tokens for request in requests]
+    return [done[request.id] for request in requests]
 
 
-def agreement(a: list[list[int]], b: list[list[int]]) -> float:
-    """Share of texts that are equal. Sums in another order may turn a token whose two best are equally likely."""
-    return sum(x == y for x, y in zip(a, b, strict=True)) / len(a)
+def equal_texts(ones: list[Completion], others: list[Completion]) -> int:
+    """How many are equal. Sums in another order may turn a token whose two best are all but equally likely, which
+    happens behind an answer, where a greedy text babbles; any other difference fails."""
+    for one, other in zip(ones, others, strict=True):
+        parted = next((i for i, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=True)) if a != b), None)
+        if parted is not None:
+            (best, first), (second, then) = one.logprobs[parted].top
+            assert {best, second} == {one.tokens[parted], other.tokens[parted]}, (parted, one.logprobs[parted])
+            assert first - then < NEAR, (parted, one.logprobs[parted])
+    return sum(one.tokens == other.tokens for one, other in zip(ones, others, strict=True))
 
 
 def test_graphs_give_what_single_launches_give():
@@ -66,21 +74,21 @@ def test_graphs_give_what_single_launches_give():
     graphs, of.runner.graphs = of.runner.graphs, None
     of.flush()
     assert graphs.rows == 8
-    assert agreement(answers(of, prompts(), prefix="s"), by_graphs) == 1.0
+    assert equal_texts(answers(of, prompts(), prefix="s"), by_graphs) == 8
 
 
 def test_alone_is_as_in_a_batch():
     together = answers(usual(), prompts())
     usual().flush()
     alone = [answers(usual(), [text], prefix=f"a{i}-")[0] for i, text in enumerate(prompts())]
-    assert agreement(alone, together) == 1.0
+    assert equal_texts(alone, together) >= 7
 
 
 def test_a_hit_is_as_cold_with_state_and_pages_from_the_host():
     usual().flush()
     cold = answers(usual(), prompts(), prefix="c")
     warm = answers(usual(), prompts(), prefix="w")
-    assert agreement(warm, cold) == 1.0
+    assert equal_texts(warm, cold) >= 7
     assert usual().stats().counters["checkpoints_saved"] > 0
 
 
@@ -88,7 +96,7 @@ def test_a_hit_is_as_cold_with_state_and_pages_from_the_host():
 def test_chunks_change_no_answer(chunk):
     usual().flush()
     whole = answers(usual(), prompts(4), prefix=f"h{chunk}")
-    assert agreement(answers(engine(chunk=chunk), prompts(4)), whole) == 1.0
+    assert equal_texts(answers(engine(chunk=chunk), prompts(4)), whole) >= 3
 
 
 def test_noise_does_not_depend_on_the_batch():
@@ -96,7 +104,8 @@ def test_noise_does_not_depend_on_the_batch():
     drawn = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
     together = answers(usual(), prompts(4), 30, "t", **drawn)
     alone = [answers(usual(), [text], 30, f"u{i}-", **drawn)[0] for i, text in enumerate(prompts(4))]
-    assert agreement(alone, together) >= 0.75  # a draw may lie within rounding of an edge
+    same = sum(one.tokens == other.tokens for one, other in zip(alone, together, strict=True))
+    assert same >= 3  # a draw may lie within rounding of an edge
 
 
 def test_answers_are_those_of_the_cpu():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakera.model.linear import LinearMap
+from kakera.model.linear import Linear
 from kakera.ops.int8 import int8_linear, int8_rows
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 
@@ -26,23 +26,22 @@ class CodedProjection:
 
     coded: TrellisLinear
     scratch: TrellisScratch
-    tail: LinearMap | None = None
+    tail: Linear | None = None
     bias_O: Tensor | None = None
 
     def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor:
         """[T, O] in x's dtype, float16 or bfloat16."""
         x_TI = x_TI.contiguous()
-        tail_TO = None if self.tail is None else self.tail(x_TI)
         width = self.coded.out_channels
-        total = width + (0 if tail_TO is None else tail_TO.shape[1])
+        total = width + (0 if self.tail is None else len(self.tail.weight_OI))
         y_TO = x_TI.new_empty(len(x_TI), -(-total // ROW_ALIGN) * ROW_ALIGN)[:, :total]
+        if self.tail is not None:
+            self.tail.into(x_TI, y_TO[:, width:])
         coded_TO = y_TO[:, :width]
         widths = [part.out_channels for part in self.coded.parts]
         self.coded.into(x_TI, torch.split(coded_TO, widths, dim=1), self.scratch)
         if self.bias_O is not None:
             coded_TO += self.bias_O
-        if tail_TO is not None:
-            y_TO[:, width:] = tail_TO
         return y_TO
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kakera.ops.dense import linear_into
 from kakera.ops.linear import Weight, linear, pack
 
 
@@ -64,6 +65,12 @@ class Linear(Projection):
     def packed(self) -> Projection:
         """The same in the form that computes fastest."""
         return Projection(pack(self.weight_OI), self.bias_O)
+
+    def into(self, x_TI: Tensor, y_TO: Tensor) -> None:
+        """The projection of rows in one piece each, to where y_TO [T, O] lies: it may be part of longer rows."""
+        linear_into(x_TI, self.weight_OI, y_TO)
+        if self.bias_O is not None:
+            y_TO += self.bias_O
 
     def rows(self, which: Tensor) -> Linear:
         """The output channels `which`, in that order."""

@@ -118,7 +118,11 @@ class PrefillAttention:
         return self._q, self._state_o, self._state_lse, self._history, self._band
 
     def prepare(self) -> None:
-        """Have the library make its plans for all shapes that calls can take; else the first of each is slow."""
+        """Compile what only long histories need, and have the library make its plans for all shapes that calls can
+        take; else the first of each is slow."""
+        nothing = 0, 0, 0, 1, 1  # no rows
+        scratch = self._q, self._state_lse, self._state_o, self._state_lse
+        prefill_kernels.merge[(1, 1)](*scratch, *nothing, D=self.plan.head_dim, BLOCK=MERGE_ROWS)
         if not dense_attention.makes_plans(self._q.device):
             return
         for batch, rows, keys in sorted(library_shapes(self.plan)):
