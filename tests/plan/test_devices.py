@@ -55,12 +55,15 @@ def test_cpu_is_the_host_memory() -> None:
 
 
 class FakeNvml:
-    """One card, of which another process holds `used` bytes."""
+    """Cards, of which another process holds `used` bytes each."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: int, processes: list[int] | None):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: int, processes: list[int] | None, cards: int = 1):
+        self.cards = cards
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         self.memory = SimpleNamespace(total=12227 * 2**20, used=used)
         self.processes = processes
         names = ("nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex", "nvmlDeviceGetName")
+        names += ("nvmlDeviceGetUUID", "nvmlDeviceGetHandleByUUID")
         for name in (*names, "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses"):
             monkeypatch.setattr(pynvml, name, getattr(self, name))
 
@@ -69,7 +72,15 @@ class FakeNvml:
     def nvmlShutdown(self) -> None: ...
 
     def nvmlDeviceGetCount(self) -> int:
-        return 1
+        return self.cards
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}{handle}ab-cd"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        if uuid != "MIG-7":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return 7
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
@@ -112,6 +123,41 @@ def test_a_part_of_the_host_is_taken_as_if_it_were_all_and_nobody_else_there() -
     for wrong in ("cpu:", "cpu:many", "cpu:4GB,cpu:4GB"):
         with pytest.raises(UsageError, match="is not a size"):
             devices.resolve(wrong)
+
+
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("1", [1]),
+        ("2, 0", [2, 0]),
+        ("1,5,0", [1]),
+        ("GPU-22ab-cd,GPU-00", [2, 0]),
+        ("GPU-9", []),
+        ("MIG-7", [7]),
+        ("MIG-8", []),
+        ("none", []),
+    ],
+)
+def test_cards_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, named: str | None, found: list[int]) -> None:
+    FakeNvml(monkeypatch, used=0, processes=[], cards=3)
+    if named is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert devices.visible_cards(pynvml) == found
+    assert devices.resolve("auto").kind == ("cuda" if found else "cpu")
+
+
+def test_of_several_cards_the_first_computes_and_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeNvml(monkeypatch, used=1_300_000_000, processes=[4711], cards=3)
+    assert len(devices.resolve("auto").devices) == 3  # a plan may look ahead
+    machine = devices.resolve_to_compute("auto")
+    assert len(machine.devices) == 1
+    held, one = machine.warnings
+    assert held.startswith("GPU 0 ") and "first, NVIDIA GeForce RTX 5070, and not on 2 more" in one
+    assert len(devices.resolve_to_compute("12GB,12GB").devices) == 2  # what was asked for is refused in words later
+    assert devices.resolve_to_compute("cpu").kind == "cpu"
 
 
 def test_auto_without_a_driver_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,7 @@ def test_a_card_that_does_not_tell_its_power_is_still_read(monkeypatch):
     memory = SimpleNamespace(total=12 * GB, used=3 * GB)
     for name, answer in {
         "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda i: i,
         "nvmlDeviceGetName": lambda handle: b"some card",
         "nvmlDeviceGetMemoryInfo": lambda handle: memory,

@@ -46,11 +46,11 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
         return ScriptedRecipe(model.path)
     from kakera.cli.last_plan import compare_with_last
     from kakera.plan.budget import cautions
-    from kakera.plan.devices import resolve
+    from kakera.plan.devices import resolve_to_compute
     from kakera.plan.table import summary
     from kakera.run.recipe import EngineRecipe
 
-    machine = resolve(wishes.gpus)
+    machine = resolve_to_compute(wishes.gpus)
     plan, _ = plan_for(model, wishes, machine)
     say(summary(plan))
     for caution in (*cautions(plan, machine), *compare_with_last(plan, str(model.path.resolve()), wishes)):
@@ -67,12 +67,12 @@ def stall_limit_for(model: Model, wishes: Wishes, machine: Machine) -> float:
 
 def bounds_for(model: Model, wishes: Wishes) -> Bounds:
     """Seconds and bytes of a service with this model. Raises PlanRefused."""
-    from kakera.plan.devices import resolve
+    from kakera.plan.devices import resolve_to_compute
     from kakera.service.limits import SCRIPTED_BOUNDS, bounds, file_bytes
 
     if model.scripted:
         return SCRIPTED_BOUNDS
-    return bounds(*plan_for(model, wishes, resolve(wishes.gpus)), file_bytes(model.path))
+    return bounds(*plan_for(model, wishes, resolve_to_compute(wishes.gpus)), file_bytes(model.path))
 
 
 def served_model(model: Model, name: str | None = None) -> ServedModel:

@@ -55,7 +55,7 @@ def serve(
 
     from kakera.cli.engine import recipe_for, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
-    from kakera.plan.devices import resolve
+    from kakera.plan.devices import resolve_to_compute
     from kakera.server.access import Access
     from kakera.service.instance import Holder
     from kakera.service.notify import Notifier
@@ -67,7 +67,7 @@ def serve(
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins)
     notifier = Notifier.from_environment()
     found = resolve_model(model)
-    machine = resolve(wishes.gpus)
+    machine = resolve_to_compute(wishes.gpus)
     name = served_name or found.name
     cards = len(machine.devices) if machine.kind == "cuda" and not found.scripted else 0
     claim = claim_for(cards, port, Holder(os.getpid(), f"{host}:{port}", name))

@@ -15,7 +15,7 @@ from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan import weights
 from kakera.plan.budget import make_plan
-from kakera.plan.devices import resolve
+from kakera.plan.devices import resolve_to_compute
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.run.build import COMPUTE_DTYPES, build_engine
@@ -27,7 +27,7 @@ from kakera.text.tokenizer import Tokenizer
 def plan_for(directory: Path, wishes: Wishes) -> Plan:
     """The plan that serving would make. Raises PlanRefused."""
     spec = ModelSpec.load(directory)
-    return make_plan(spec, wishes, resolve(wishes.gpus), weights.from_checkpoint(directory, spec))
+    return make_plan(spec, wishes, resolve_to_compute(wishes.gpus), weights.from_checkpoint(directory, spec))
 
 
 def open_engine(directory: Path, wishes: Wishes, *, escha_bias: bool = False) -> LocalEngine:

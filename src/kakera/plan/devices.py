@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 
@@ -68,6 +69,20 @@ def resolve(gpus: str) -> Machine:
     return Machine("cuda", devices, total, used)
 
 
+def resolve_to_compute(gpus: str) -> Machine:
+    """As `resolve`; of several cards that "auto" finds the first, because one computes so far."""
+    machine = resolve(gpus)
+    if gpus.strip().lower() != "auto" or len(machine.devices) == 1:
+        return machine
+    first, *others = machine.devices
+    warning = (
+        f"kakera computes on one card so far: on the first, {first.name}, and not on {len(others)} more; "
+        "CUDA_VISIBLE_DEVICES=1 chooses the second"
+    )
+    mine = tuple(line for line in machine.warnings if line.startswith("GPU 0 "))
+    return replace(machine, devices=(first,), warnings=(*mine, warning))
+
+
 def _part_of_host(text: str, total: int) -> Machine:
     """The CPU with so much memory and no more, whatever others use: the same plan at every start."""
     size, name = parse_bytes(text), f"cpu:{_as_written(text)}"
@@ -103,18 +118,49 @@ def detect_gpus() -> tuple[tuple[Device, ...], tuple[str, ...]]:
     except pynvml.NVMLError:
         return (), ()
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = [_detected(i, handle) for i, handle in enumerate(handles)]
+        found = [_detected(i, handle) for i, handle in enumerate(visible_cards(pynvml))]
     finally:
         pynvml.nvmlShutdown()
     return tuple(device for device, _ in found), tuple(warning for _, warning in found if warning)
 
 
+def visible_cards(nvml: Any) -> list[Any]:
+    """NVML's handles of the cards that CUDA shows, in its order (by bus, see `run.build`): all, or those that
+    CUDA_VISIBLE_DEVICES names by number or by the beginning of a UUID. A name of no card hides those behind it."""
+    every = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return every
+    found: list[Any] = []
+    for name in names.split(","):
+        card = _card_called(name.strip(), every, nvml)
+        if card is None:
+            break
+        found.append(card)
+    return found
+
+
+def _card_called(name: str, every: list[Any], nvml: Any) -> Any:
+    if name.isdigit():
+        return every[int(name)] if int(name) < len(every) else None
+    if name.startswith("MIG-"):  # a part of a card, which is in no list
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        except nvml.NVMLError:
+            return None
+    uuids = [nvml.nvmlDeviceGetUUID(card) for card in every] if name.startswith("GPU-") else []
+    return next((card for card, uuid in zip(every, uuids, strict=False) if _text(uuid).startswith(name)), None)
+
+
+def _text(raw: bytes | str) -> str:
+    """Older bindings give bytes."""
+    return raw.decode() if isinstance(raw, bytes) else raw
+
+
 def _detected(index: int, handle: object) -> tuple[Device, str]:
     import pynvml
 
-    raw = pynvml.nvmlDeviceGetName(handle)
-    name = raw.decode() if isinstance(raw, bytes) else str(raw)
+    name = _text(pynvml.nvmlDeviceGetName(handle))
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     device = Device(name, int(memory.total), int(memory.used))
     if card := cards.find(name):

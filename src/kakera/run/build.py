@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -62,6 +63,7 @@ def build_engine(
     their published scores leave out. `grammars`: build now what grammars need (1.3 s for 248,320 tokens) instead of
     with the first one, when running streams would wait for it.
     """
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else CUDA counts by speed, the plan as NVML does
     if plan.device == "cuda" and not torch.cuda.is_available():  # a plan can be made for cards that are elsewhere
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
     if (cards := len(plan.device_bytes)) > 1:

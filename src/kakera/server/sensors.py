@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from kakera.plan.devices import host_memory
+from kakera.plan.devices import host_memory, visible_cards
 
 FRESH_SECONDS = 0.9  # several open pages share one reading
 
@@ -37,7 +37,7 @@ class Reading:
 
 
 class Sensors:
-    """`cards`: how many NVIDIA cards the plan uses; they are the machine's first ones."""
+    """`cards`: how many NVIDIA cards the plan uses; they are the first that CUDA shows."""
 
     def __init__(self, cards: int = 0):
         self._cards = cards
@@ -68,7 +68,7 @@ class Sensors:
             if self._nvml is None:
                 pynvml.nvmlInit()
                 self._nvml = pynvml
-            return tuple(_card(pynvml, pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(self._cards))
+            return tuple(_card(pynvml, handle) for handle in visible_cards(pynvml)[: self._cards])
         except pynvml.NVMLError:
             return ()
 
