@@ -58,11 +58,11 @@ def test_every_miss_has_its_reason():
     other = cache.match(page_keys(tokens[:140] + text(200, seed=1)), b"", 340)
     assert other.explain() == "diverged at token 140" and other.position == 128
     assert reason(cache, tokens, salt=b"other") == "cold"
-    cache._lose_checkpoint(cache.match(page_keys(tokens), b"", 300).checkpoint)
+    cache._room.lose_checkpoint(cache.match(page_keys(tokens), b"", 300).checkpoint)
     assert reason(cache, tokens) == "evicted checkpoint"
     serve(cache, text(16 * PAGE - 1, seed=2))
     cache.host.limit = 0  # demoted pages can not stay either
-    cache._free_host("system", "page")
+    cache._room.free_host("system", "page")
     assert reason(cache, tokens) == "evicted pages"
 
 
@@ -101,9 +101,9 @@ def test_a_pinned_checkpoint_is_not_evicted_until_its_restore_is_committed():
     serve(cache, tokens, [(128, "message")])
     keys = page_keys(tokens)
     lease = cache.acquire(cache.match(keys, b"", 130), 3, slot=0)
-    assert not cache._free_host("system", "checkpoint")
+    assert not cache._room.free_host("system", "checkpoint")
     cache.extend(lease, keys, 2)
-    assert cache._free_host("system", "checkpoint")
+    assert cache._room.free_host("system", "checkpoint")
     cache.release(lease)
     cache.check_integrity()
 

@@ -118,9 +118,9 @@ class Driver:
         assert self.scheduler.running.slots.free == self.scheduler.limits.slots
         assert self.cache.available == self.cache.sizes.pages
         assert not self.cache.leases and not self.cache.checkpoints.reserved
-        self.cache._free_device(self.cache.sizes.pages)
+        self.cache._room.free_device(self.cache.sizes.pages)
         while record := self.cache.checkpoints.victim("message"):
-            self.cache._drop_checkpoint(record)
+            self.cache._room.drop_checkpoint(record)
         self.cache.check_integrity()
         for action in self.cache.take_actions():
             self.runner.apply(action)

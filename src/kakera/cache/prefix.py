@@ -5,24 +5,19 @@ A request's life: match -> acquire -> per step (grow, reserve; after the step ex
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from kakera.cache.actions import ActionLog
-from kakera.cache.checkpoints import WORTH, Checkpoint, Checkpoints, Kind, Sink, least_needed
-from kakera.cache.host import CacheSizes, HostBudget, Tier
+from kakera.cache.checkpoints import WORTH, Checkpoint, Kind, Sink, least_needed
+from kakera.cache.host import CacheSizes
 from kakera.cache.integrity import check_integrity
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match, find_match
-from kakera.cache.pages import IdPool
-from kakera.cache.tree import Node, PageTree
+from kakera.cache.room import Room
+from kakera.cache.tree import Node
 from kakera.schedule.request import Flushed, packed
 from kakera.schedule.step import (
     PAGE,
     Action,
-    DemotePages,
-    Drop,
-    PromotePages,
     ResetSlot,
     RestoreCheckpoint,
     SavePoint,
@@ -39,15 +34,12 @@ class PrefixCache:
     def __init__(self, sizes: CacheSizes, per_path: int = 16) -> None:
         self.sizes = sizes
         self.per_path = per_path
-        self.tree = PageTree()
-        self.checkpoints = Checkpoints()
-        self.device = IdPool(sizes.pages)
-        self.host = HostBudget(sizes)
-        self.host_ids = IdPool(sizes.host_bytes // max(sizes.page_bytes, 1))
+        self._room = room = Room(sizes)
+        self.tree, self.checkpoints = room.tree, room.checkpoints
+        self.device, self.host, self.host_ids = room.device, room.host, room.host_ids
+        self.counters, self._log = room.counters, room.log
         self.leases: set[Lease] = set()
-        self.counters: Counter[str] = Counter()
         self.gains = 0
-        self._log = ActionLog()
 
     @property
     def available(self) -> int:
@@ -84,8 +76,8 @@ class PrefixCache:
         if match.checkpoint is not None:
             match.checkpoint.pins += 1
             self.checkpoints.refresh(match.checkpoint)
-        self._free_device(needed)
-        self._promote(asleep)
+        self._room.free_device(needed)
+        self._room.promote(asleep)
         owned = [self.device.take() for _ in range(pages - len(held))]
         table = packed([node.device for node in held if node.device is not None] + owned)
         lease = Lease(match.salt, slot, list(held), table, restored=match.checkpoint)
@@ -105,7 +97,7 @@ class PrefixCache:
         """One more page. False if every page is in use by a running request."""
         if self.available == 0:
             return False
-        self._free_device(1)
+        self._room.free_device(1)
         lease.pages.append(self.device.take())
         return True
 
@@ -129,7 +121,7 @@ class PrefixCache:
         """
         points: list[SavePoint] = []
         for position, kind in sorted(wanted, key=lambda save: (-WORTH[save[1]], -save[0])):
-            if not (self._reserve_sink(lease, kind) and self._free_host(kind, "checkpoint")):
+            if not (self._reserve_sink(lease, kind) and self._room.free_host(kind, "checkpoint")):
                 self.counters["checkpoints_not_saved"] += 1
                 continue
             self.host.take("checkpoint")
@@ -146,7 +138,7 @@ class PrefixCache:
     def _reserve_sink(self, lease: Lease, kind: Kind) -> bool:
         if not self.sizes.windowed or lease.sink is not None or (lease.path and lease.path[0].sink is not None):
             return True
-        if not self._free_host(kind, "sink", "checkpoint"):
+        if not self._room.free_host(kind, "sink", "checkpoint"):
             return False
         self.host.take("sink")
         lease.sink = Sink(self.checkpoints.next_id())
@@ -174,7 +166,7 @@ class PrefixCache:
             lease.path.append(node)
             if node.device is None:
                 self.tree.place(node, lease.pages[i])
-                self._drop_host_page(node)
+                self._room.drop_host_page(node)
             else:
                 self.device.give(lease.pages[i])
                 lease.pages[i] = node.device
@@ -187,9 +179,9 @@ class PrefixCache:
                 node.top.sink, lease.sink = lease.sink, None
             if node.checkpoint is not None:
                 self._prefer(node.checkpoint, record.kind)
-                self._forget(record)
+                self._room.forget(record)
             elif self.sizes.windowed and node.top.sink is None:
-                self._forget(record)
+                self._room.forget(record)
             else:
                 self._attach(lease, record, node)
         lease.reserved.clear()
@@ -198,7 +190,7 @@ class PrefixCache:
     def forfeit(self, lease: Lease) -> None:
         """The step failed, or the request ends: what was reserved is not to be trusted."""
         for record in lease.reserved:
-            self._forget(record)
+            self._room.forget(record)
         lease.reserved.clear()
         self._forfeit_sink(lease)
 
@@ -214,7 +206,7 @@ class PrefixCache:
             if older is not None:
                 older.pins -= 1
                 if older.pins == 0 and older.kind == "rolling":
-                    self._drop_checkpoint(older)
+                    self._room.drop_checkpoint(older)
         self._thin_path(lease.path, node.depth)
 
     def _prefer(self, record: Checkpoint, kind: Kind) -> None:
@@ -231,7 +223,7 @@ class PrefixCache:
             return
         index = least_needed([r.position for r in older], newest.position, [_is_loose(r) for r in older])
         if index is not None:
-            self._lose_checkpoint(older[index])
+            self._room.lose_checkpoint(older[index])
             self.counters["checkpoints_thinned"] += 1
 
     def flush(self) -> Flushed:
@@ -239,8 +231,8 @@ class PrefixCache:
         bytes_before, pages = self.host.used, self.tree.unlocked
         loose = [record for record in self.checkpoints.published.values() if record.pins == 0]
         for record in loose:
-            self._drop_checkpoint(record)
-        self._free_device(self.device.free + pages)
+            self._room.drop_checkpoint(record)
+        self._room.free_device(self.device.free + pages)
         self.gains += 1
         return Flushed(pages, len(loose), bytes_before - self.host.used)
 
@@ -248,116 +240,10 @@ class PrefixCache:
         """Assert every invariant of the package README; slow, for tests and for idle moments."""
         check_integrity(self)
 
-    # Room on the device
-
-    def _free_device(self, pages: int) -> None:
-        while self.device.free < pages:
-            self._evict(self.tree.coldest())
-
-    def _evict(self, node: Node) -> None:
-        """Demote a page that leads to a checkpoint, if host memory allows; drop it with all below it otherwise."""
-        page = node.device
-        assert page is not None
-        if _leads_somewhere(node) and self._free_host("grid", "page") and _leads_somewhere(node):
-            node.host = self.host_ids.take()
-            self.host.take("page")
-            self.tree.place(node, None)
-            self._log.add(DemotePages(((page, node.host),)))
-            self.counters["pages_demoted"] += 1
-        else:
-            self._drop_subtree(node)
-            self.counters["pages_evicted"] += 1
-        self.device.give(page)
-
-    def _promote(self, nodes: Sequence[Node]) -> None:
-        pairs: list[tuple[int, int]] = []
-        for node in nodes:
-            assert node.host is not None
-            page = self.device.take()
-            self.tree.place(node, page)
-            pairs.append((node.host, page))
-        if pairs:
-            self._log.add(PromotePages(tuple(pairs)))
-            self.counters["pages_promoted"] += len(pairs)
-        for node in nodes:
-            self._drop_host_page(node)
-
-    def _drop_subtree(self, node: Node) -> None:
-        below = [node]
-        for each in below:
-            below.extend(each.children.values())
-        for each in reversed(below):
-            if each.checkpoint is not None:
-                self._detach(each.checkpoint)
-            if each.device is not None:
-                self.tree.place(each, None)
-            self._drop_host_page(each)
-            self.tree.remove(each)
-
-    # Room on the host
-
-    def _free_host(self, asking: Kind, *tiers: Tier) -> bool:
-        while not self.host.fits(*tiers):
-            record = self.checkpoints.victim(asking)
-            if record is None:
-                return False
-            self._lose_checkpoint(record)
-            self.counters["checkpoints_evicted"] += 1
-        return True
-
-    def _lose_checkpoint(self, record: Checkpoint) -> None:
-        """Drop one that somebody may miss, and remember that it was there."""
-        assert record.node is not None
-        record.node.lost_checkpoint = True
-        self._drop_checkpoint(record)
-
-    def _drop_checkpoint(self, record: Checkpoint) -> None:
-        """Release a published record, and the host pages that led to nothing else."""
-        node = record.node
-        assert node is not None
-        self._detach(record)
-        while node.parent is not None and node.device is None and node.users == 0 and not _leads_somewhere(node):
-            parent = node.parent
-            self._drop_host_page(node)
-            self.tree.remove(node)
-            node = parent
-
-    def _detach(self, record: Checkpoint) -> None:
-        node = record.node
-        assert node is not None and record.pins == 0
-        node.checkpoint = None
-        self._forget(record)
-        top = node.top
-        top.checkpoints_below -= 1
-        if top.checkpoints_below == 0 and top.sink is not None:
-            self._drop_sink(top.sink)
-            top.sink = None
-
-    def _forget(self, record: Checkpoint) -> None:
-        self.checkpoints.forget(record)
-        self.host.give("checkpoint")
-        self._log.add(Drop(checkpoints=(record.id,)))
-
     def _forfeit_sink(self, lease: Lease) -> None:
         if lease.sink is not None:
-            self._drop_sink(lease.sink)
+            self._room.drop_sink(lease.sink)
             lease.sink = None
-
-    def _drop_sink(self, sink: Sink) -> None:
-        self.host.give("sink")
-        self._log.add(Drop(sinks=(sink.id,)))
-
-    def _drop_host_page(self, node: Node) -> None:
-        if node.host is not None:
-            self._log.add(Drop(host_pages=(node.host,)))
-            self.host_ids.give(node.host)
-            self.host.give("page")
-            node.host = None
-
-
-def _leads_somewhere(node: Node) -> bool:
-    """A checkpoint stands at this node or below it: host-only nodes exist for no other reason."""
-    return node.checkpoint is not None or bool(node.children)
 
 
 def _is_loose(record: Checkpoint) -> bool:
