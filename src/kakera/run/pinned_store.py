@@ -76,7 +76,7 @@ class PinnedStore:
         self.pages: dict[int, _Record] = {}
 
     def new_checkpoint(self, position: int) -> CheckpointTensors:
-        """Pages of the window that lie before position 0 hold anything finite."""
+        """Pages of the window that lie before position 0 hold anything: `KVCache.load_window` does not read them."""
         place = self._place_to_fill()
         place.checkpoint.position = position
         return place.checkpoint
@@ -196,8 +196,7 @@ class PinnedStore:
 
 
 def _place(shape: CheckpointShape, kv: KVCache, sizes: StoreSizes) -> _Place:
-    # zeros: what a checkpoint has of its window before position 0 is never written and must be finite
-    bytes_B = torch.zeros(sizes.place_bytes, dtype=torch.uint8, device=shape.device)
+    bytes_B = torch.empty(sizes.place_bytes, dtype=torch.uint8, device=shape.device)
     checkpoint, sink, pages = shape.empty(0), kv.save_sink(0), kv.read_pages([0])
     views = with_tensors(checkpoint, _views(bytes_B, tensors_of(checkpoint)))
     return _Place(bytes_B, views, _views(bytes_B, [sink])[0], _page_views(bytes_B.view(-1, sizes.block), pages))
