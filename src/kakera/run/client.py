@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import tempfile
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from multiprocessing import resource_tracker
@@ -35,6 +34,7 @@ from kakera.run.messages import (
     encode,
 )
 from kakera.run.process import engine_main
+from kakera.run.socket_place import make_socket_directory
 from kakera.schedule.request import EngineStats, Event, Finished, Flushed, Request
 
 STOP_SECONDS = 10.0
@@ -93,10 +93,7 @@ class EngineClient:
         `build` runs in the child: a picklable callable that returns a LocalEngine. `bind_threads`: one thread a core,
         for an engine that computes on the CPU.
         """
-        try:
-            directory = Path(tempfile.mkdtemp(prefix="kakera-"))  # mode 0700: the socket is ours alone
-        except OSError as error:
-            raise KakeraError(f"no place for the engine's socket: {error}; free some space or set TMPDIR") from None
+        directory = make_socket_directory()
         endpoint = f"ipc://{directory}/engine"
         socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
         socket.bind(endpoint)
