@@ -3,6 +3,7 @@
 //
 // Tokens go one by one. The state behind the first `commits` of them is stored, so that a caller who does not know yet
 // which tokens will stay can hand them in again (speculation); every token's output is written.
+// `slots` is older than the kernel in front: it is read before that one has ended.
 // -DGROUP: value heads of a key head, -DSTATE16: states are fp16 in memory, -DBF16: activations and conv columns
 #include "numbers.cuh"
 
@@ -82,12 +83,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) gdn_step(const __grid_c
     int channels = (2 * launch.key_heads + heads_v) * K;
     int channel = (warp < 2 ? warp * launch.key_heads + key : 2 * launch.key_heads + head) * K + lane * 4;
     launch_dependents();
+    int slot = launch.slots[row];
+    Four *state = launch.state + ((long long)slot * heads_v + head) * (K * D / 4) + warp * 32 + lane;
+    if (lane % (128 / sizeof(Four)) == 0)  // into L2 already; what an earlier step still writes is seen there
+#pragma unroll
+        for (int i = 0; i < EACH; i++) asm volatile("prefetch.global.L2 [%0];" ::"l"(state + i * WARPS * 32));
     wait_for_previous();
-    int begin = launch.offsets[row], end = launch.offsets[row + 1], slot = launch.slots[row];
+    int begin = launch.offsets[row], end = launch.offsets[row + 1];
     if (begin == end) return;
     int commit = begin + launch.commits[row];
 
-    Four *state = launch.state + ((long long)slot * heads_v + head) * (K * D / 4) + warp * 32 + lane;
     float4 s[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) s[i] = widen(state[i * WARPS * 32]);
