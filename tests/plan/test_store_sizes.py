@@ -18,10 +18,11 @@ from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes, fitting
 from kakera.plan.weights import from_config
 
+CARD = Machine("cuda", (Device("a card", 32 * 2**30),), 64 * 2**30)
 
-def plan_27b(**wishes) -> Plan:
+
+def plan_27b(machine: Machine = CARD, **wishes) -> Plan:
     spec = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
-    machine = Machine("cuda", (Device("a card", 32 * 2**30),), 64 * 2**30)
     return make_plan(spec, Wishes(gpus="auto", **wishes), machine, from_config(spec, KNOWN["qwen3.8-27b"]))
 
 
@@ -51,6 +52,24 @@ def test_the_row_of_the_store_is_what_segments_take(kv, cache):
     sizes = StoreSizes.of_plan(plan)
     assert row.bytes == sum(1 << (blocks * sizes.block - 1).bit_length() for blocks in sizes.segments)
     assert sizes.blocks * sizes.block <= cache
+
+
+@pytest.mark.parametrize("machine", [CARD, Machine("cpu", (Device("cpu", 2**40),), 2**40)])
+@pytest.mark.parametrize("kv", ["int2", "bf16", "fp32"])
+@pytest.mark.parametrize("cache", [0, 1, 60 * 2**20, 95_300_000, 100 * 2**20, 999_999_999, 12 * 2**30])
+def test_the_row_of_the_store_counts_the_checkpoints_that_the_cache_takes(machine, kv, cache):
+    plan = plan_27b(machine, context=8192, max_running=1, kv=kv, host_cache=cache)
+    budget, count = HostBudget(CacheSizes.of(plan)), 0
+    if plan.kv.windowed and budget.fits("sink"):
+        budget.take("sink")
+    while budget.fits("checkpoint"):
+        budget.take("checkpoint")
+        count += 1
+    (row,) = [row for row in plan.rows if row.name == "prefix cache store"]
+    assert row.note.startswith(f"room for {count} checkpoints" if count else "too little for a checkpoint")
+    assert bool(count) == CacheSizes.of(plan).can_save
+    if not count and plan.device == "cuda":  # then nobody pins it
+        assert row.bytes == 0
 
 
 @given(st.integers(0, 6 * 2**30), st.lists(st.sampled_from(["checkpoint", "sink", "page"]), max_size=60))

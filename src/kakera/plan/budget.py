@@ -244,9 +244,14 @@ class _Budget:
         return (one, PlanRow("KV pages, further", "device", more * self.page, note, "pages")) if more else (one,)
 
     def _cache_row(self, cache: int) -> PlanRow:
-        note = f"room for {cache // self.checkpoint} checkpoints of {self.checkpoint / 1e6:.1f} MB, or demoted pages"
-        if not self.on_cpu:
-            note += "; pinned"
+        store, each = self._store(cache), f"{self.checkpoint / 1e6:.1f} MB"
+        whole, sink, one = store.blocks, store.sink, store.checkpoint
+        if self.on_cpu:
+            whole, sink, one = cache, self.kv.window_page_bytes(self.spec), self.checkpoint
+        count = max(0, whole - sink) // one  # a hit needs the sink of its text too
+        note = f"room for {count} checkpoints of {each}, or demoted pages" + ("" if self.on_cpu else "; pinned")
+        if not count:
+            note = f"too little for a checkpoint of {each}: no prefix is kept"
         return PlanRow("prefix cache store", "host", self._cache_bytes(cache), note, "cache")
 
     def _plan(self, context: int, pages: int, cache: int, rows: tuple[PlanRow, ...]) -> Plan:

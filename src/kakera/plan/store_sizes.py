@@ -27,13 +27,14 @@ class StoreSizes:
 
     @staticmethod
     def of(spec: ModelSpec, kv: KvFormat, checkpoint_bytes: int, host_cache: int) -> StoreSizes:
-        """`host_cache`: bytes that records may take together."""
+        """`host_cache`: bytes that records may take together. Less than a checkpoint and its sink is of no use: a store
+        of no blocks then, which nobody allocates."""
         block = _up(kv.page_bytes(spec), ALIGNED)
         tensors = 5 * ALIGNED  # each tensor of a checkpoint begins on a round address
-        checkpoint = -(-(checkpoint_bytes + tensors) // block)
+        checkpoint, sink = -(-(checkpoint_bytes + tensors) // block), -(-kv.window_page_bytes(spec) // block)
         full, rest = divmod(host_cache, SEGMENT_BYTES)
         blocks = full * (SEGMENT_BYTES // block) + rest // block
-        return StoreSizes(block, blocks, checkpoint, -(-kv.window_page_bytes(spec) // block))
+        return StoreSizes(block, blocks if blocks >= checkpoint + sink else 0, checkpoint, sink)
 
     @staticmethod
     def of_plan(plan: Plan) -> StoreSizes:
