@@ -12,7 +12,7 @@ from machines import GB, cards, laptop
 
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.budget import cautions, draft, make_plan
-from kakera.plan.devices import resolve
+from kakera.plan.devices import parse_bytes, resolve
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
 from kakera.plan.spec import ModelSpec
@@ -89,6 +89,24 @@ def test_several_small_changes_are_advised_together(spec_27b: ModelSpec, weights
     assert (
         first["change"].startswith("--") and first["device_bytes"] >= refused.value.details["missing_bytes"]["device"]
     )
+
+
+@pytest.mark.parametrize("cache", [40 * GB, 60 * GB, 400 * GB])
+def test_a_store_that_the_host_has_no_room_for_is_made_smaller_before_it_is_given_up(
+    spec_27b: ModelSpec, weights_27b: WeightBytes, cache: int
+) -> None:
+    with pytest.raises(PlanRefused) as refused:
+        make_plan(spec_27b, wishes(host_cache=cache), cards(16), weights_27b)
+    option, size = refused.value.details["ways"][0]["change"].split()
+    assert option == "--host-cache" and parse_bytes(size) > 8 * GB
+    make_plan(spec_27b, wishes(host_cache=parse_bytes(size)), cards(16), weights_27b)
+
+
+def test_a_store_too_small_for_a_checkpoint_is_not_offered(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:
+    """Half of this would fit, and hold nothing."""
+    with pytest.raises(PlanRefused) as refused:
+        make_plan(spec_27b, wishes(host_cache=180 * 10**6, max_running=1), cards(16, ram_gb=4.2), weights_27b)
+    assert refused.value.details["ways"][0]["change"] == "--host-cache 0MiB"
 
 
 def test_small_model_fits_laptops(spec_small: ModelSpec, weights_small: WeightBytes) -> None:

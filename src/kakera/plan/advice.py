@@ -102,8 +102,10 @@ def _options(failed: Draft, wishes: Wishes) -> Iterator[list[_Change]]:
     """Options with a level left, cheapest for the user first; the levels of each from mild to strong."""
     plan = failed.plan
     if plan.host_cache:
-        steps = [plan.host_cache // 2 // 2**20 * 2**20, 0]
-        yield [_Change(f"--host-cache {size // 2**20}MiB", "host_cache", size) for size in steps]
+        halves = (plan.host_cache >> n for n in range(1, plan.host_cache.bit_length()))
+        # less than a checkpoint is no cache at all
+        steps = [size // 2**20 * 2**20 for size in halves if size >= plan.checkpoint_bytes + plan.sink_bytes + 2**20]
+        yield [_Change(f"--host-cache {size // 2**20}MiB", "host_cache", size) for size in (*steps, 0)]
     if plan.state_dtype == "fp32":
         yield [_Change("--state-dtype fp16", "state_dtype", "fp16")]
     if plan.kv.codec != "int2":
