@@ -168,7 +168,7 @@ def test_without_pinned_memory_the_store_says_so_and_goes_on(tiny_model, monkeyp
     def empty(size, dtype, pin_memory=False):
         given.append(pin_memory)
         if pin_memory and len(given) > 2:
-            raise RuntimeError("CUDA error: out of memory")
+            raise RuntimeError("CUDA error: out of memory\nFor debugging consider this and that.")
         return torch.empty(size, dtype=dtype)
 
     fake = SimpleNamespace(empty=empty, cuda=SimpleNamespace(is_available=lambda: True), uint8=torch.uint8)
@@ -181,6 +181,7 @@ def test_without_pinned_memory_the_store_says_so_and_goes_on(tiny_model, monkeyp
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     megabytes = [number * sizes.block // 10**6 for number in (26, 40)]
     assert f"{megabytes[0]} of {megabytes[1]} MB" in record.message and "--host-cache" in record.message
+    assert "(CUDA error: out of memory):" in record.message and "\n" not in record.message
 
 
 def test_checkpoints_fit_into_their_blocks(tiny_model):

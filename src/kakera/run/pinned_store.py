@@ -237,7 +237,7 @@ def pinned_segments(sizes: StoreSizes, progress: Callable[[int, int], None]) -> 
                 "copies to and from there hold up running streams for moments; a smaller --host-cache would not",
                 sum(segments[done:]) * sizes.block // 10**6,
                 sizes.blocks * sizes.block // 10**6,
-                error,
+                str(error).partition("\n")[0],  # what follows is about debugging kernels
             )
             pin = False
             made.append(torch.empty(blocks * sizes.block, dtype=torch.uint8))
