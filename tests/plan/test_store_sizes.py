@@ -72,6 +72,11 @@ def test_the_row_of_the_store_counts_the_checkpoints_that_the_cache_takes(machin
         assert row.bytes == 0
 
 
+@pytest.mark.parametrize(("ram", "chosen"), [(2150 * 10**6, 0), (2300 * 10**6, 0), (2400 * 10**6, 2**27)])
+def test_a_store_that_would_hold_nothing_is_not_chosen(ram, chosen):
+    assert plan_27b(replace(CARD, ram=ram), context=8192).host_cache == chosen
+
+
 @given(st.integers(0, 6 * 2**30), st.lists(st.sampled_from(["checkpoint", "sink", "page"]), max_size=60))
 def test_what_the_budget_lets_in_has_blocks(cache, kinds):
     plan = replace(PLAN, host_cache=cache)

@@ -223,7 +223,10 @@ class _Budget:
             return self.wishes.host_cache
         most, share = HOST_CACHE_DEFAULT[self.machine.kind]
         limit = max(0, min(most, int(self.machine.ram * share), host_left // 2))
-        return limit if self.on_cpu else fitting(limit)
+        if self.on_cpu:
+            return limit
+        cache = fitting(limit)
+        return cache if self._store(cache).blocks else 0
 
     def _store(self, cache: int) -> StoreSizes:
         return StoreSizes.of(self.spec, self.kv, self.checkpoint, cache)
