@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kakera.cache.host import CacheSizes, HostBudget
-from kakera.plan.budget import make_plan
+from kakera.plan.budget import cautions, make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
@@ -88,6 +88,21 @@ def test_what_the_budget_lets_in_has_blocks(cache, kinds):
             budget.take(kind)
             taken += blocks[kind]
     assert taken <= sizes.blocks and taken * sizes.block == budget.used
+
+
+def test_without_a_store_nothing_is_planned_for_its_copies():
+    names = [
+        [row.name for row in plan_27b(context=8192, host_cache=cache).rows] for cache in (None, 2**30, 0, 50 * 2**20)
+    ]
+    assert [("checkpoint staging" in found) for found in names] == [True, True, False, False]
+
+
+def test_a_store_that_keeps_nothing_is_a_warning():
+    machine = Machine("cuda", (Device("a card", 32 * 2**30),), 64 * 2**30)
+    for cache, told in ((0, 0), (50 * 2**20, 1), (2**30, 0)):
+        lines = [line for line in cautions(plan_27b(context=8192, host_cache=cache), machine) if "--host-cache" in line]
+        assert len(lines) == told
+        assert not told or "52 MB holds no checkpoint of 95.2 MB" in lines[0]
 
 
 def test_a_place_on_the_card_takes_any_record():

@@ -27,7 +27,7 @@ from kakera.plan.sizes import (
     scratch_bytes,
 )
 from kakera.plan.spec import ModelSpec
-from kakera.plan.store_sizes import StoreSizes, fitting
+from kakera.plan.store_sizes import StoreSizes, checkpoints_in, fitting
 from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
 
 SLOT_CHOICES = (8, 4, 2, 1)
@@ -120,16 +120,29 @@ def kv_format(spec: ModelSpec, wishes: Wishes) -> KvFormat:
 
 def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
     """What a person should know about a plan that fits: who else holds memory, and how little is to spare."""
+    found = list(machine.warnings)
+    if plan.host_cache and not _checkpoints(plan):
+        found.append(
+            f"--host-cache {plan.host_cache / 1e6:.0f} MB holds no checkpoint of {plan.checkpoint_bytes / 1e6:.1f} MB "
+            "with its sink: every turn computes its whole prompt; give it more, or 0"
+        )
     smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
     taken = plan.total("device") + (plan.total("host") if plan.device == "cpu" else 0)
     spare = smallest.bytes - smallest.used - margin(smallest.bytes) - taken
     if spare >= TIGHT:
-        return machine.warnings
+        return tuple(found)
     line = (
         f"only {spare / 1e6:.0f} MB to spare beyond the {margin(smallest.bytes) / 1e6:.0f} MB that stay free: "
         f"another program that takes memory on {smallest.name} will make it slow; lower --context or --max-running"
     )
-    return (*machine.warnings, line)
+    return (*found, line)
+
+
+def _checkpoints(plan: Plan) -> int:
+    """How many the store holds if it holds nothing else."""
+    if plan.device == "cpu":
+        return checkpoints_in(plan.host_cache, plan.checkpoint_bytes, plan.sink_bytes)
+    return StoreSizes.of_plan(plan).checkpoints
 
 
 def pages_for(tokens: int) -> int:
@@ -198,8 +211,11 @@ class _Budget:
         rows.append(PlanRow("activations and scratch", "device", scratch, f"chunk {self.chunk}, any context"))
         if self.on_cpu:
             return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in CPU_OVERHEADS))
-        staging = STAGED_CHECKPOINTS * self._store(0).place_bytes // ranks
-        rows.append(PlanRow("checkpoint staging", "device", staging, f"{STAGED_CHECKPOINTS} on their way to the host"))
+        asked = self.wishes.host_cache
+        if asked is None or self._store(asked).blocks:
+            staging = STAGED_CHECKPOINTS * self._store(0).place_bytes // ranks
+            note = f"{STAGED_CHECKPOINTS} on their way to the host"
+            rows.append(PlanRow("checkpoint staging", "device", staging, note))
         gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks, plain)
         rows.append(PlanRow("gaps in torch's allocator", "device", gaps, "estimate: a third of what a step allocates"))
         overheads = (*CUDA_OVERHEADS, NCCL_OVERHEAD) if ranks > 1 else CUDA_OVERHEADS
@@ -247,11 +263,9 @@ class _Budget:
         return (one, PlanRow("KV pages, further", "device", more * self.page, note, "pages")) if more else (one,)
 
     def _cache_row(self, cache: int) -> PlanRow:
-        store, each = self._store(cache), f"{self.checkpoint / 1e6:.1f} MB"
-        whole, sink, one = store.blocks, store.sink, store.checkpoint
-        if self.on_cpu:
-            whole, sink, one = cache, self.kv.window_page_bytes(self.spec), self.checkpoint
-        count = max(0, whole - sink) // one  # a hit needs the sink of its text too
+        each = f"{self.checkpoint / 1e6:.1f} MB"
+        sink = self.kv.window_page_bytes(self.spec)
+        count = checkpoints_in(cache, self.checkpoint, sink) if self.on_cpu else self._store(cache).checkpoints
         note = f"room for {count} checkpoints of {each}, or demoted pages" + ("" if self.on_cpu else "; pinned")
         if not count:
             note = f"too little for a checkpoint of {each}: no prefix is kept"

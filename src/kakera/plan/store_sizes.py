@@ -41,6 +41,11 @@ class StoreSizes:
         return StoreSizes.of(plan.spec, plan.kv, plan.checkpoint_bytes, plan.host_cache)
 
     @property
+    def checkpoints(self) -> int:
+        """How many it holds if it holds nothing else."""
+        return checkpoints_in(self.blocks, self.checkpoint, self.sink)
+
+    @property
     def per_segment(self) -> int:
         return max(1, SEGMENT_BYTES // self.block)
 
@@ -59,6 +64,11 @@ class StoreSizes:
     def place_bytes(self) -> int:
         """Of a place on the device that takes any one record."""
         return max(self.checkpoint, self.sink, 1) * self.block
+
+
+def checkpoints_in(room: int, checkpoint: int, sink: int) -> int:
+    """All of one text, whose sink each of them needs to be of use."""
+    return max(0, room - sink) // checkpoint
 
 
 def fitting(limit: int) -> int:

@@ -142,7 +142,7 @@ class PinnedStore:
         return len(self._free.held) * self._sizes.block
 
     def reserved(self) -> int:
-        return sum(segment_B.numel() for segment_B in self._segments_SB)
+        return self._sizes.pinned_bytes
 
     def _take(self, count: int) -> tuple[int, ...]:
         return tuple(sorted(self._free.take() for _ in range(count)))
