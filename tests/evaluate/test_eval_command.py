@@ -55,3 +55,10 @@ def test_a_scripted_model_has_nothing_to_evaluate(tmp_path):
     script.write_text("{}")
     with pytest.raises(UsageError, match="nothing to evaluate"):
         run("ppl", f"scripted:{script}", "--json")
+
+
+@pytest.mark.parametrize("suite", ["ppl", "kld"])
+def test_cards_that_are_not_there_are_refused_before_anything_is_loaded(suite, tiny_model, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(UsageError, match="torch finds no NVIDIA GPU"):
+        run(suite, str(tiny_model), "--gpus", "12GB", "--window", "128", "--json")

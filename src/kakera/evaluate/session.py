@@ -18,7 +18,7 @@ from kakera.plan.budget import make_plan
 from kakera.plan.devices import resolve_to_compute
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
-from kakera.run.build import COMPUTE_DTYPES, build_engine
+from kakera.run.build import COMPUTE_DTYPES, build_engine, check_cards
 from kakera.run.engine import LocalEngine
 from kakera.schedule.step import PAGE
 from kakera.text.tokenizer import Tokenizer
@@ -56,9 +56,11 @@ def open_forced(
     """The model of a directory with a cache for one sequence of `window` tokens, in the steps that serving takes.
 
     `model` may be that model, loaded already: several caches can share one. `draft`: load its draft layer too.
+    Raises PlanRefused, CheckpointError, UsageError.
     """
     size = -(-window // PAGE) * PAGE
     plan = plan_for(directory, replace(wishes, context=size, max_running=1, host_cache=0))
+    check_cards(plan)
     dtype = COMPUTE_DTYPES[plan.device]
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     return Forced(

@@ -48,6 +48,17 @@ NEAR_PLAN = 0.03  # of the plan: what is taken may differ by so much
 COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # 16-bit matmul is far slower on AVX2 machines
 
 
+def check_cards(plan: Plan) -> None:
+    """Raises UsageError if torch can not compute on what the plan is for: it may be made for cards elsewhere."""
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
+    if (cards := len(plan.device_bytes)) > 1:
+        one = f"{plan.device_bytes[0] / 1e9:.0f}GB"
+        raise UsageError(
+            f"the plan shares the model among {cards} cards, and kakera computes on one so far: --gpus {one}"
+        )
+
+
 def build_engine(
     directory: Path,
     plan: Plan,
@@ -64,13 +75,8 @@ def build_engine(
     with the first one, when running streams would wait for it.
     """
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else CUDA counts by speed, the plan as NVML does
-    if plan.device == "cuda" and not torch.cuda.is_available():  # a plan can be made for cards that are elsewhere
-        raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
-    if (cards := len(plan.device_bytes)) > 1:
-        one = f"{plan.device_bytes[0] / 1e9:.0f}GB"
-        raise UsageError(
-            f"the plan shares the model among {cards} cards, and kakera computes on one so far: --gpus {one}"
-        )
+    check_cards(plan)
+    rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None  # a wrong one is known at once
     device = torch.device(plan.device)
     others = 0
     if device.type == "cuda":
@@ -83,7 +89,6 @@ def build_engine(
         told = partial(tell, PINNING)
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     model = HybridModel.load(directory, dtype, device, partial(tell, LOADING), escha_bias=escha_bias)
-    rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], dtype, device)
