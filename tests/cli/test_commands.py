@@ -99,6 +99,7 @@ def test_plan_of_a_config_alone_computes_the_weights(tmp_path: Path) -> None:
         (["plan", *FITTING, "--gpus", "12GB,12GB,12GB"], "can not share 4 KV heads"),
         (["plan", "qwen3.8-27b", "--gpus", "gtx99"], "not a known card"),
         (["plan", "--host-cache", "much"], "is not a size"),
+        (["plan", "--rotation", "nowhere"], "--rotation nowhere: no such directory"),
         (["plan", "--context", "many"], "--context"),
         (["plan", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),

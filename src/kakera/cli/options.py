@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -68,7 +69,7 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "kv_window": (Annotated[int, _option("--kv-window", "Recent tokens that attention reads in 16 bit.")], 256),
     "rotation": (
-        Annotated[str | None, _option("--rotation", "KV rotation file. Default: Hadamard.", metavar="FILE")],
+        Annotated[str | None, _option("--rotation", "What kakera calibrate wrote. Default: Hadamard.", metavar="DIR")],
         None,
     ),
     "state_dtype": (
@@ -109,4 +110,6 @@ def _wishes(values: dict[str, Any]) -> Wishes:
         values["host_cache"] = parse_bytes(text)
     if values["state_dtype"] not in (None, "fp32", "fp16"):
         raise UsageError(f"--state-dtype {values['state_dtype']}: choose fp32 or fp16")
+    if (rotation := values["rotation"]) is not None and not Path(rotation).is_dir():
+        raise UsageError(f"--rotation {rotation}: no such directory; kakera calibrate makes one")
     return Wishes(**values)
