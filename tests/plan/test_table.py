@@ -14,7 +14,7 @@ from kakera.plan.devices import resolve
 from kakera.plan.plan import Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.plan.speed import predict
-from kakera.plan.table import as_rows, as_text, speed_line, to_json
+from kakera.plan.table import as_rows, as_text, speed_line, summary, to_json
 from kakera.plan.weights import WeightBytes
 
 
@@ -46,6 +46,13 @@ def test_json_sums_up(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:
     assert data["fits"] is True
     assert sum(row["bytes"] for row in data["rows"] if row["place"] == "device") == data["totals"]["device"]
     assert data["pool_tokens"] == 64 * plan.pages
+
+
+@pytest.mark.parametrize(("sizes", "words"), [((24,), "on one card;"), ((12, 12), "on each of 2 cards;")])
+def test_one_line_for_a_log_says_where(
+    spec_27b: ModelSpec, weights_27b: WeightBytes, sizes: tuple[float, ...], words: str
+) -> None:
+    assert words in summary(make_plan(spec_27b, Wishes(), cards(*sizes), weights_27b))
 
 
 def test_speed_of_the_27b_on_two_5070_stays_below_the_memory_wall(

@@ -132,7 +132,8 @@ def to_json(plan: Plan, machine: Machine, speed: Speed | None = None, cautions: 
 def summary(plan: Plan) -> str:
     """One line for a log."""
     places = gigabytes(plan.total("device") + (plan.total("host") if plan.device == "cpu" else 0))
-    per = "in all" if plan.device == "cpu" else f"on each of {len(plan.device_names)} cards"
+    cards = len(plan.device_names)
+    per = "in all" if plan.device == "cpu" else f"on each of {cards} cards" if cards > 1 else "on one card"
     return (
         f"plan: {places} {per}; context {plan.context} tokens, {plan.slots} running, "
         f"{plan.pages * 64} tokens of {plan.kv.codec} KV, {gigabytes(plan.host_cache)} prefix cache"
