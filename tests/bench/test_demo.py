@@ -23,6 +23,18 @@ def test_an_answer_counts_as_right_by_word():
     assert not demo_text.FIRST.right("72041930")
 
 
+def test_the_demo_ends_with_a_command_that_works_where_it_ran(tmp_path, monkeypatch):
+    command = tmp_path / ".venv" / "bin" / "kakera"
+    command.parent.mkdir(parents=True)
+    command.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.executable", str(command.with_name("python")))
+    monkeypatch.setenv("PATH", "")
+    assert demo._command() == ".venv/bin/kakera"
+    monkeypatch.setenv("PATH", str(command.parent))
+    assert demo._command() == "kakera"
+
+
 @pytest.mark.slow
 def test_the_demo_fails_when_the_model_answers_wrong(tiny_model, monkeypatch):
     """Random weights find nothing; everything else is the real thing."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -53,7 +55,8 @@ def main(model: str = MODEL, console: Console | None = None) -> int:
     right = FIRST.right(first.text) and SECOND.right(second.text)
     console.print("\n[green]Both answers are right.[/]" if right else "\n[red]An answer is wrong.[/]")
     if right:
-        console.print(f"Yours to talk to: [bold]kakera chat[/], or [bold]kakera serve {model}[/].")
+        kakera = f"[bold]{_command()}"
+        console.print(f"Yours to talk to: {kakera} chat[/], or {kakera} serve {model}[/].")
     return 0 if right else 1
 
 
@@ -145,6 +148,15 @@ def _sizes(plan: Plan) -> str:
         f"Planned: {gigabytes(plan.total('device'))} and {gigabytes(plan.total('host'))} of prefix cache, for "
         f"{plan.slots} requests at once of up to {plan.context:,} tokens each."
     )
+
+
+def _command() -> str:
+    """How `kakera` is called from here: where a virtual environment is not active, by its path."""
+    name = "kakera"
+    beside = Path(sys.executable).with_name(name)
+    if shutil.which(name) is not None or not beside.exists():
+        return name
+    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 def _speed(trace: Trace) -> str:
