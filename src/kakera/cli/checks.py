@@ -215,7 +215,7 @@ def bundled_model(directory: Path | None = None) -> Finding:
         count, vocab = len(Checkpoint.open(directory).entries()), Tokenizer.load(directory).vocab
     except KakeraError as error:
         return Finding("bundled model", "broken", str(error), fix)
-    return Finding("bundled model", "ok", f"mini: {count} tensors, {vocab} tokens, checksums right")
+    return Finding("bundled model", "ok", f"mini: {count} weights, {vocab} tokens, checksums right")
 
 
 def _damaged_files(directory: Path) -> list[str]:
