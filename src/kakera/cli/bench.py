@@ -37,8 +37,8 @@ def serve(
     url: Annotated[str | None, typer.Option("--url", help="Measure this server instead of starting one.")] = None,
     api_key: Annotated[str | None, typer.Option("--api-key", help="The key of the server at --url.")] = None,
     streams: Annotated[str, typer.Option("--streams", help="Parallel streams.", metavar="N,N,...")] = "1,2,4,8",
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=16)] = 256,
-    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2)] = 128,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=16, help="Of each stream.")] = 256,
+    new_tokens: Annotated[int, typer.Option("--new-tokens", min=2, help="Of each answer.")] = 128,
     long: Annotated[int, typer.Option("--long", min=0, help="Tokens of the long prompt; 0 leaves it out.")] = 8000,
     plot: PlotOption = None,
     as_json: JsonOption = False,
@@ -204,7 +204,9 @@ def figures(
     model: ModelArgument = "mini",
     only: Annotated[str | None, typer.Option("--only", help="Groups, such as turn,kld.", metavar="NAME,...")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Retrieval prompts instead of the shipped ones.")] = None,
-    max_prompt_tokens: Annotated[int | None, typer.Option("--max-prompt-tokens", min=1)] = None,
+    max_prompt_tokens: Annotated[
+        int | None, typer.Option("--max-prompt-tokens", min=1, help="Leave out retrieval prompts that are longer.")
+    ] = None,
     as_json: JsonOption = False,
     *,
     wishes: Wishes,
