@@ -29,7 +29,7 @@ CONFIG = {
     "max_position_embeddings": 8192,
 }
 TIGHT = ["qwen3.8-27b", "--gpus", "8GB"]
-FITTING = ["qwen3.8-27b", "--gpus", "12GB,12GB", "--context", "262144"]
+FITTING = ["qwen3.8-27b", "--gpus", "12GB,12GB", "--context", "256k"]
 
 
 def kakera(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -100,7 +100,7 @@ def test_plan_of_a_config_alone_computes_the_weights(tmp_path: Path) -> None:
         (["plan", "qwen3.8-27b", "--gpus", "gtx99"], "not a known card"),
         (["plan", "--host-cache", "much"], "is not a size"),
         (["plan", "--rotation", "nowhere"], "--rotation nowhere: no such directory"),
-        (["plan", "--context", "many"], "--context"),
+        (["plan", "--context", "many"], "write 131072 or 128k"),
         (["plan", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
         (["info", "scripted:/no/such/file"], "no file"),

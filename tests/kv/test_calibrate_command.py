@@ -36,6 +36,8 @@ def test_its_files_are_graded_and_serve(model: Path) -> None:
     int2 = ("--kv", "int2", "--kv-group", "32", "--kv-window", "64", "--rotation", str(out))
     found = CliRunner().invoke(app, ["eval", "kld", str(model), *options, *int2, "--json"], catch_exceptions=False)
     assert 0 < json.loads(found.stdout)["kld"]["mean"] < 0.1
+    with pytest.raises(UsageError, match="is there already"):
+        calibrate(model, "--limit", "8")
 
 
 def test_a_short_text_is_refused(model: Path) -> None:

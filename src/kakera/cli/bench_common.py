@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kakera.cli.options import token_count
+
 SpecOption = Annotated[
     str | None,
     typer.Option(
@@ -23,16 +25,12 @@ def numbers(option: str, text: str) -> list[int]:
     from kakera.errors import UsageError
 
     try:
-        found = sorted({_number(part.strip().lower()) for part in text.split(",")})
+        found = sorted({token_count(part) for part in text.split(",")})
     except ValueError:
         found = []
     if not found or found[0] < 1:
         raise UsageError(f"{option} {text}: give whole numbers from 1 on, such as 1,2,4 or 8k")
     return found
-
-
-def _number(text: str) -> int:
-    return 1024 * int(text[:-1]) if text.endswith("k") else int(text)
 
 
 def model_of(model: str, spec: str | None) -> str:

@@ -31,6 +31,8 @@ def calibrate(
     found = resolve_model(model)
     if found.scripted:
         raise UsageError("a scripted model has no keys and values to calibrate with")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is there already: give a new directory, or move the old one away")
     directory = found.path
     windows = cut_held_out(Tokenizer.load(directory), window, limit, data, seed)
     forced = open_forced(directory, Wishes(gpus=gpus, kv="bf16"), window)

@@ -40,6 +40,19 @@ LevelOption = Annotated[str, typer.Option("--log-level", help=f"One of {', '.joi
 DEFAULT_HOST, DEFAULT_PORT, DEFAULT_LEVEL = "127.0.0.1", 30000, "info"
 
 
+def token_count(text: str) -> int:
+    """8k is 8,192. Raises ValueError."""
+    text = text.strip().lower()
+    return 1024 * int(text[:-1]) if text.endswith("k") else int(text)
+
+
+def _context(text: str) -> int:
+    try:
+        return token_count(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number of tokens; write 131072 or 128k") from None
+
+
 def _option(name: str, help: str, **more: Any) -> Any:
     return typer.Option(name, help=help, rich_help_panel=MEMORY, **more)
 
@@ -51,7 +64,15 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
         "auto",
     ),
     "context": (
-        Annotated[int | None, _option("--context", "Tokens of the longest request. Default: the most that fits.")],
+        Annotated[
+            int | None,
+            _option(
+                "--context",
+                "Tokens of the longest request, such as 32768 or 32k. Default: the most that fits.",
+                parser=_context,
+                metavar="TOKENS",
+            ),
+        ],
         None,
     ),
     "max_running": (

@@ -32,6 +32,8 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
             typer.echo(str(refused))
         raise typer.Exit(refused.exit_status) from None
     speed, notes = predict(made, machine, weights), cautions(made, machine)
+    if len(made.device_bytes) > 1:
+        notes += ("kakera computes on one card so far: this is what several will take, its speeds are estimates",)
     if as_json:
         _print_json(to_json(made, machine, speed, notes))
         return

@@ -49,7 +49,9 @@ COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # 16-bit matmul
 
 
 def check_cards(plan: Plan) -> None:
-    """Raises UsageError if torch can not compute on what the plan is for: it may be made for cards elsewhere."""
+    """Raises UsageError if torch can not compute on what the plan is for: it may be made for cards elsewhere. Before
+    the first use of CUDA."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else CUDA counts by speed, the plan as NVML does
     if plan.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
     if (cards := len(plan.device_bytes)) > 1:
@@ -74,7 +76,6 @@ def build_engine(
     their published scores leave out. `grammars`: build now what grammars need (1.3 s for 248,320 tokens) instead of
     with the first one, when running streams would wait for it.
     """
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else CUDA counts by speed, the plan as NVML does
     check_cards(plan)
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None  # a wrong one is known at once
     device = torch.device(plan.device)
