@@ -109,6 +109,7 @@ async def serve(
     )
     server = Server(config, app.state.service.stop, watch_over)
     settle()
+    await asyncio.sleep(0)  # a Ctrl-C that came by now ends here, in silence; in its start uvicorn would show where
     await server.serve()
     if watch.death is not None:
         log.error("stopped with exit status %d: %s", watch.death.exit_status, watch.death)
