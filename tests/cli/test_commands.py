@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from kakera.cli import app
 
 CONFIG = {
     "model_type": "qwen3_5_text",
@@ -143,7 +146,7 @@ def test_info_groups_layers_and_adds_up(model: Path) -> None:
 
 
 def test_info_shows_whole_names_and_breaks_no_word_on_a_narrow_terminal() -> None:
-    groups = json.loads(kakera("info", "mini", "--json").stdout)["groups"]
+    groups = json.loads(CliRunner().invoke(app, ["info", "mini", "--json"]).stdout)["groups"]
     for columns, lines_a_name in (("80", 1.0), ("66", 1.7)):
         head, rule, *table = kakera("info", "mini", COLUMNS=columns).stdout.splitlines()
         width = head.index("kind")
