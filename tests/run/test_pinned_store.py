@@ -58,8 +58,7 @@ def of_slot(world: World, slot: int) -> list[torch.Tensor]:
     kv, states = world.runner.kv, world.runner.states
     held = [states.state_LSVKD[:, slot].clone(), states.conv_LSWC[:, slot].clone()]
     if kv._recent:
-        last, ring = POSITION // 64, kv._recent.ring.shape[2]
-        places = [page % ring for page in range(last - kv._window_pages, last)]
+        places = kv._recent._at(POSITION // 64 - kv._window_pages, POSITION // 64 - 1)
         held += [kv._recent.ring[:, slot, places].clone(), kv._recent.sink[:, slot].clone()]
     return held
 

@@ -30,8 +30,8 @@ class RecentStore:
     def write_pages(self, layer: int, slot: int, first: int, kv_P2KND: Tensor) -> None:
         """Keep the newest pages of a prefill segment whose first page is `first`, and page 0 as the sink."""
         kept_P2KND = kv_P2KND[-self._places :]
-        for places, of_kept in self._parts(first + len(kv_P2KND) - len(kept_P2KND), len(kept_P2KND)):
-            self.ring[layer, slot, places] = kept_P2KND[of_kept]
+        last = first + kv_P2KND.shape[0] - 1
+        self.ring[layer, slot, self._at(last - kept_P2KND.shape[0] + 1, last)] = kept_P2KND
         if first == 0:
             self.sink[layer, slot] = kv_P2KND[0]
 
@@ -43,8 +43,7 @@ class RecentStore:
 
     def read_pages(self, layer: int, slot: int, first: int, last: int) -> Tensor:
         """A copy of the pages first .. last, [P, 2, kv_heads, 64, D] bf16; they must still be in the ring."""
-        ring = self.ring[layer, slot]
-        return torch.cat([ring[:0], *(ring[places] for places, _ in self._parts(first, last + 1 - first))])
+        return self.ring[layer, slot, self._at(first, last)]
 
     def sink_rows(self, layer: int, slot: int) -> Tensor:
         """float32 [2, kv_heads, 64, D]."""
@@ -90,17 +89,15 @@ class RecentStore:
             checkpoint.window_k[layers, of_window].copy_(self.ring[layers, slot, places, 0])
             checkpoint.window_v[layers, of_window].copy_(self.ring[layers, slot, places, 1])
 
-    def _before(self, position: int) -> list[tuple[slice, slice]]:
-        """`_parts` of the R pages before a position on the grid, fewer near the start of the sequence, which lie at the
-        end of a checkpoint's window."""
-        page = position // PAGE_TOKENS
-        count = min(page, self._window_pages)
-        return self._parts(page - count, count, self._window_pages - count)
+    def _at(self, first: int, last: int) -> list[int]:
+        return [page % self._places for page in range(first, last + 1)]
 
-    def _parts(self, first: int, count: int, done: int = 0) -> list[tuple[slice, slice]]:
-        """Where `count` pages from `first` on lie in the ring, and in a tensor that has them behind `done` others.
-        Slices, because a GPU gets a list of places by a copy that the host waits for."""
-        start = first % self._places
+    def _before(self, position: int) -> list[tuple[slice, slice]]:
+        """The R pages before a position on the grid, fewer near the start of the sequence: where they lie in the ring,
+        and where in a checkpoint's window. Slices, because a GPU gets a list of places by a copy that it waits for."""
+        page, size = position // PAGE_TOKENS, self._window_pages
+        count = min(page, size)
+        start, done = (page - count) % self._places, size - count
         straight = min(count, self._places - start)
         parts = []
         for begin, length in ((start, straight), (0, count - straight)):
