@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from graph_stand_in import with_late_store
-from run_world import CODECS, World, ask, tiny_plan, tokens_of
+from run_world import World, ask, tiny_plan, tokens_of
 
 from kakera.cache.host import CacheSizes
 from kakera.errors import UsageError
-from kakera.plan.store_sizes import StoreSizes
 from kakera.run.build import build_engine
 from kakera.run.warmup import prefill_steps, warm_up
 from kakera.schedule.limits import Limits
@@ -46,24 +45,6 @@ def test_every_plan_warms_up(tiny_model, monkeypatch, changes):
     assert all(len(row.tokens) <= limits.chunk and row.tokens for step in prefill_steps(plan) for row in step.rows)
     fresh = World(build_engine(tiny_model, plan))
     assert world.one(ask("a", prompt, 4)).tokens == fresh.one(ask("a", prompt, 4)).tokens
-
-
-@pytest.mark.parametrize("changes", [{}, {"chunk": 64}], ids=["usual", "smallest chunk"])
-@pytest.mark.parametrize("kv", CODECS)
-def test_whatever_goes_to_the_store_has_gone_and_come_back_once(tiny_model, kv, changes):
-    """So that no first copy loads a kernel or asks for memory while others wait; in the smallest store of any use."""
-    plan = tiny_plan(tiny_model, kv, pages=16, **changes)
-    sizes = StoreSizes.of_plan(plan)
-    plan = replace(plan, host_cache=(sizes.checkpoint + sizes.sink) * sizes.block)
-    world = World(build_engine(tiny_model, plan))
-    with_late_store(world, plan)
-    store, seen = world.runner.store, []
-    for name in ("keep_checkpoint", "keep_sink", "keep_pages", "load", "load_pages"):
-        original = getattr(store, name)
-        setattr(store, name, lambda *args, _name=name, _do=original: seen.append(_name) or _do(*args))
-    warm_up(world.runner, plan)
-    wanted = {"keep_checkpoint", "keep_pages", "load", "load_pages"} | ({"keep_sink"} if kv == "int2" else set())
-    assert set(seen) == wanted and store.bytes() == 0
 
 
 def test_a_plan_for_two_cards_is_refused_in_words(tiny_model):

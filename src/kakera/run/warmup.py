@@ -15,24 +15,12 @@ from kakera.plan.plan import Plan
 from kakera.run.graphs import MOST_ROWS
 from kakera.run.runner import TorchRunner
 from kakera.schedule.request import Sampling
-from kakera.schedule.step import (
-    PAGE,
-    Action,
-    DemotePages,
-    Drop,
-    PromotePages,
-    ResetSlot,
-    RestoreCheckpoint,
-    Row,
-    SavePoint,
-    SaveSink,
-    StepPlan,
-)
+from kakera.schedule.step import PAGE, Drop, ResetSlot, RestoreCheckpoint, Row, SavePoint, StepPlan
 
 REQUEST = "warm-up"
 # Tokens of short segments: all variants of products with coded weights, which 32, 16 and 8 rows have
 SHORT = (PAGE, 37, 16)
-SAVED = -1  # a checkpoint, a sink and a page of the host that no cache knows
+SAVED = -1  # a checkpoint that no cache knows
 
 
 def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None] | None = None) -> None:
@@ -53,30 +41,17 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
 
 
 def prefill_steps(plan: Plan) -> list[StepPlan]:
-    """The longest segment at the start and behind history, shorter ones, as far as the plan has pages; and all that
-    goes to the store, with its way back."""
+    """The longest segment at the start and behind history, shorter ones, and a save with its way back; as far as the
+    plan has pages."""
     longest = min(plan.chunk // PAGE, plan.pages, pages_for(plan.context)) * PAGE
-    first, back = _row(0, longest), tuple[Action, ...]()
-    if CacheSizes.of(plan).can_save:
-        first, back = replace(first, saves=(SavePoint(PAGE, SAVED),)), _to_the_store_and_back(plan.kv.windowed)
+    saves = (SavePoint(PAGE, SAVED),) if CacheSizes.of(plan).can_save and longest > PAGE else ()
+    first = replace(_row(0, longest), saves=saves)
+    back = (RestoreCheckpoint(0, SAVED, PAGE, None), Drop((SAVED,))) if saves else ()
     steps = [StepPlan(0, (ResetSlot(0),), prefill=(first,), after=back)]
     for count in (longest, longest // 2, longest // 4, *SHORT):
         if count > 0 and (longest + count + PAGE - 1) // PAGE <= plan.pages:
             steps.append(StepPlan(0, prefill=(_row(longest, count),)))
     return steps
-
-
-def _to_the_store_and_back(windowed: bool) -> tuple[Action, ...]:
-    """Behind a step that saves SAVED. The smallest store has room for that and its sink, so the page comes last."""
-    sinks = (SAVED,) if windowed else ()
-    return (
-        *(SaveSink(0, sink) for sink in sinks),
-        RestoreCheckpoint(0, SAVED, PAGE, SAVED if windowed else None),
-        Drop((SAVED,), sinks),
-        DemotePages(((0, SAVED),)),
-        PromotePages(((SAVED, 0),)),
-        Drop(host_pages=(SAVED,)),
-    )
 
 
 def _row(start: int, count: int) -> Row:
