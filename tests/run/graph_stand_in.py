@@ -119,7 +119,7 @@ def with_late_store(world: World, plan: Plan, places: int = 2) -> LateSide:
     in_blocks(world, plan)
     runner, side = world.runner, LateSide()
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], torch.float32, runner.device)
-    sizes = StoreSizes.of_plan(plan)
+    sizes = StoreSizes.of_plan(replace(plan, device="cuda"))
     segments_SB = pinned_segments(sizes, lambda done, of: None)
     runner.store = PinnedStore(shape, runner.kv, runner.states, sizes, segments_SB, places, side)  # type: ignore[arg-type]
     return side

@@ -25,12 +25,16 @@ class CacheSizes:
     @staticmethod
     def of(plan: Plan) -> CacheSizes:
         """To the byte on a CPU, in whole blocks of a GPU's store."""
-        sizes = plan.host_cache, plan.checkpoint_bytes, plan.sink_bytes, plan.page_bytes
-        if plan.device != "cpu":
-            store = StoreSizes.of_plan(plan)
-            block = store.block
-            sizes = store.blocks * block, store.checkpoint * block, store.sink * block, block
-        return CacheSizes(plan.pages, *sizes, windowed=plan.kv.windowed)
+        store = StoreSizes.of_plan(plan)
+        block = store.block
+        return CacheSizes(
+            pages=plan.pages,
+            host_bytes=store.blocks * block,
+            checkpoint_bytes=store.checkpoint * block,
+            sink_bytes=store.sink * block,
+            page_bytes=store.page * block,
+            windowed=plan.kv.windowed,
+        )
 
     @property
     def can_save(self) -> bool:

@@ -27,7 +27,7 @@ from kakera.plan.sizes import (
     scratch_bytes,
 )
 from kakera.plan.spec import ModelSpec
-from kakera.plan.store_sizes import StoreSizes, checkpoints_in, fitting
+from kakera.plan.store_sizes import StoreSizes, fitting
 from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
 
 SLOT_CHOICES = (8, 4, 2, 1)
@@ -121,7 +121,7 @@ def kv_format(spec: ModelSpec, wishes: Wishes) -> KvFormat:
 def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
     """What a person should know about a plan that fits: who else holds memory, and how little is to spare."""
     found = list(machine.warnings)
-    if plan.host_cache and not _checkpoints(plan):
+    if plan.host_cache and not StoreSizes.of_plan(plan).blocks:
         found.append(
             f"--host-cache {plan.host_cache / 1e6:.0f} MB holds no checkpoint of {plan.checkpoint_bytes / 1e6:.1f} MB "
             "with its sink: every turn computes its whole prompt; give it more, or 0"
@@ -136,13 +136,6 @@ def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
         f"another program that takes memory on {smallest.name} will make it slow; lower --context or --max-running"
     )
     return (*found, line)
-
-
-def _checkpoints(plan: Plan) -> int:
-    """How many the store holds if it holds nothing else."""
-    if plan.device == "cpu":
-        return checkpoints_in(plan.host_cache, plan.checkpoint_bytes, plan.sink_bytes)
-    return StoreSizes.of_plan(plan).checkpoints
 
 
 def pages_for(tokens: int) -> int:
@@ -239,13 +232,11 @@ class _Budget:
             return self.wishes.host_cache
         most, share = HOST_CACHE_DEFAULT[self.machine.kind]
         limit = max(0, min(most, int(self.machine.ram * share), host_left // 2))
-        if self.on_cpu:
-            return limit
-        cache = fitting(limit)
+        cache = limit if self.on_cpu else fitting(limit)
         return cache if self._store(cache).blocks else 0
 
     def _store(self, cache: int) -> StoreSizes:
-        return StoreSizes.of(self.spec, self.kv, self.checkpoint, cache)
+        return StoreSizes.of(self.spec, self.kv, self.machine.kind, self.checkpoint, cache)
 
     def _cache_bytes(self, cache: int) -> int:
         """What the host gives for it."""
@@ -264,8 +255,7 @@ class _Budget:
 
     def _cache_row(self, cache: int) -> PlanRow:
         each = f"{self.checkpoint / 1e6:.1f} MB"
-        sink = self.kv.window_page_bytes(self.spec)
-        count = checkpoints_in(cache, self.checkpoint, sink) if self.on_cpu else self._store(cache).checkpoints
+        count = self._store(cache).checkpoints
         note = f"room for {count} checkpoints of {each}, or demoted pages" + ("" if self.on_cpu else "; pinned")
         if not count:
             note = f"too little for a checkpoint of {each}: no prefix is kept"

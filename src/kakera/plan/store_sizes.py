@@ -1,4 +1,5 @@
-"""The host store of a GPU in numbers: pinned memory in segments, every record in whole blocks of one KV page. No torch.
+"""The host store in numbers: beside a GPU every record in whole blocks of one KV page, in segments of pinned memory; on
+a CPU to the byte. No torch.
 
 Blocks of one size make the three kinds of records exchangeable: a store that was full of pages takes checkpoints
 without leaving holes. A checkpoint of the 27B wastes 0.2 % of its last block.
@@ -6,7 +7,7 @@ without leaving holes. A checkpoint of the 27B wastes 0.2 % of its last block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Plan
@@ -24,26 +25,31 @@ class StoreSizes:
     blocks: int
     checkpoint: int
     sink: int
+    page: int
 
     @staticmethod
-    def of(spec: ModelSpec, kv: KvFormat, checkpoint_bytes: int, host_cache: int) -> StoreSizes:
+    def of(spec: ModelSpec, kv: KvFormat, device: str, checkpoint_bytes: int, host_cache: int) -> StoreSizes:
         """`host_cache`: bytes that records may take together. Less than a checkpoint and its sink is of no use: a store
         of no blocks then, which nobody allocates."""
-        block = _up(kv.page_bytes(spec), ALIGNED)
-        tensors = 5 * ALIGNED  # each tensor of a checkpoint begins on a round address
-        checkpoint, sink = -(-(checkpoint_bytes + tensors) // block), -(-kv.window_page_bytes(spec) // block)
-        full, rest = divmod(host_cache, SEGMENT_BYTES)
-        blocks = full * (SEGMENT_BYTES // block) + rest // block
-        return StoreSizes(block, blocks if blocks >= checkpoint + sink else 0, checkpoint, sink)
+        sink, page = kv.window_page_bytes(spec), kv.page_bytes(spec)
+        if device == "cpu":
+            sizes = StoreSizes(1, host_cache, checkpoint_bytes, sink, page)
+        else:
+            block = _up(page, ALIGNED)
+            tensors = 5 * ALIGNED  # each tensor of a checkpoint begins on a round address
+            full, rest = divmod(host_cache, SEGMENT_BYTES)
+            blocks = full * (SEGMENT_BYTES // block) + rest // block
+            sizes = StoreSizes(block, blocks, -(-(checkpoint_bytes + tensors) // block), -(-sink // block), 1)
+        return sizes if sizes.checkpoints else replace(sizes, blocks=0)
 
     @staticmethod
     def of_plan(plan: Plan) -> StoreSizes:
-        return StoreSizes.of(plan.spec, plan.kv, plan.checkpoint_bytes, plan.host_cache)
+        return StoreSizes.of(plan.spec, plan.kv, plan.device, plan.checkpoint_bytes, plan.host_cache)
 
     @property
     def checkpoints(self) -> int:
-        """How many it holds if it holds nothing else."""
-        return checkpoints_in(self.blocks, self.checkpoint, self.sink)
+        """How many it holds if it holds nothing else: all of one text, whose sink each of them needs to be of use."""
+        return max(0, self.blocks - self.sink) // self.checkpoint
 
     @property
     def per_segment(self) -> int:
@@ -64,11 +70,6 @@ class StoreSizes:
     def place_bytes(self) -> int:
         """Of a place on the device that takes any one record."""
         return max(self.checkpoint, self.sink, 1) * self.block
-
-
-def checkpoints_in(room: int, checkpoint: int, sink: int) -> int:
-    """All of one text, whose sink each of them needs to be of use."""
-    return max(0, room - sink) // checkpoint
 
 
 def fitting(limit: int) -> int:
