@@ -121,7 +121,7 @@ def kv_format(spec: ModelSpec, wishes: Wishes) -> KvFormat:
 def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
     """What a person should know about a plan that fits: who else holds memory, and how little is to spare."""
     found = list(machine.warnings)
-    if plan.host_cache and not StoreSizes.of_plan(plan).blocks:
+    if plan.host_cache and not StoreSizes.of_plan(plan).checkpoints:
         found.append(
             f"--host-cache {plan.host_cache / 1e6:.0f} MB holds no checkpoint of {plan.checkpoint_bytes / 1e6:.1f} MB "
             "with its sink: every turn computes its whole prompt; give it more, or 0"

@@ -29,17 +29,16 @@ class StoreSizes:
 
     @staticmethod
     def of(spec: ModelSpec, kv: KvFormat, device: str, checkpoint_bytes: int, host_cache: int) -> StoreSizes:
-        """`host_cache`: bytes that records may take together. Less than a checkpoint and its sink is of no use: a store
-        of no blocks then, which nobody allocates."""
+        """`host_cache`: bytes that records may take together. Beside a GPU, less than a checkpoint and its sink makes a
+        store of no blocks, which nobody allocates."""
         sink, page = kv.window_page_bytes(spec), kv.page_bytes(spec)
         if device == "cpu":
-            sizes = StoreSizes(1, host_cache, checkpoint_bytes, sink, page)
-        else:
-            block = _up(page, ALIGNED)
-            tensors = 5 * ALIGNED  # each tensor of a checkpoint begins on a round address
-            full, rest = divmod(host_cache, SEGMENT_BYTES)
-            blocks = full * (SEGMENT_BYTES // block) + rest // block
-            sizes = StoreSizes(block, blocks, -(-(checkpoint_bytes + tensors) // block), -(-sink // block), 1)
+            return StoreSizes(1, host_cache, checkpoint_bytes, sink, page)
+        block = _up(page, ALIGNED)
+        tensors = 5 * ALIGNED  # each tensor of a checkpoint begins on a round address
+        full, rest = divmod(host_cache, SEGMENT_BYTES)
+        blocks = full * (SEGMENT_BYTES // block) + rest // block
+        sizes = StoreSizes(block, blocks, -(-(checkpoint_bytes + tensors) // block), -(-sink // block), 1)
         return sizes if sizes.checkpoints else replace(sizes, blocks=0)
 
     @staticmethod
