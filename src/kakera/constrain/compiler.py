@@ -10,10 +10,13 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from kakera.constrain.deep_stack import on_deep_stack
+from kakera.constrain.lark import LONGEST_GRAMMAR
+from kakera.constrain.lark_text import check_grammar
 from kakera.errors import RequestRefused
 from kakera.text.tokenizer import Tokenizer
 
-LONGEST_GRAMMAR = 512 * 1024  # characters; 60 tools of 12 parameters are 77,000 and compile in 0.1 s
+FORCED = 100  # tokens of a prescribed beginning that a check follows: each is 5 ms if 10,000 characters are prescribed
 COMPILED = 32  # grammars kept ready; an agent sends the same tools with every turn
 # A step that takes more fails its request: 200,000 units of lexer work are about 15 ms on one core. A lexer state is
 # 1 to 2 KB, and grammars that are kept keep theirs: 32 hostile ones of 25,000 states are 1.6 GB at most.
@@ -63,18 +66,30 @@ class Compiler:
             return self._tokens
 
     def check(self, grammar: str, param: str) -> None:
-        """Raises RequestRefused (400) naming `param` if the grammar can not be used. Takes up to a second."""
+        """Raises RequestRefused (400) naming `param` if the grammar can not be used. Takes up to a second or two."""
         if len(grammar) > LONGEST_GRAMMAR:
             raise RequestRefused(
                 f"{param}: the grammar has {len(grammar)} characters; the limit is {LONGEST_GRAMMAR}", param=param
             )
+        with self._lock:
+            known = grammar in self._ready
+        if not known:
+            check_grammar(grammar, param)
         try:
             matcher = self.matcher(grammar)
             next_tokens(matcher)
-            for token in matcher.compute_ff_tokens():  # up to the first choice, so that what has none fails here
+            for token in matcher.compute_ff_tokens()[:FORCED]:  # up to the first choice: what has none fails here
                 consume(matcher, token)
         except GrammarFailed as error:
             raise RequestRefused(f"{param} can not be enforced: {error}", param=param, code="invalid_grammar") from None
+
+    def compiles(self, lark: str) -> bool:
+        """Whether these rules, with a `start`, are a grammar."""
+        try:
+            check_grammar(lark, "")
+        except RequestRefused:
+            return False
+        return not on_deep_stack(lambda: LLMatcher.validate_grammar(lark))
 
     def matcher(self, grammar: str) -> LLMatcher:
         """A matcher at the start of the text. Raises GrammarFailed if the grammar does not compile."""
@@ -84,7 +99,7 @@ class Compiler:
             if ready is not None:
                 self._ready.move_to_end(grammar)
                 return ready.deep_copy()
-        matcher = LLMatcher(tokens, grammar, log_level=0, limits=LIMITS)
+        matcher = on_deep_stack(lambda: LLMatcher(tokens, grammar, log_level=0, limits=LIMITS))
         if matcher.is_error():
             raise GrammarFailed(reason(matcher))
         with self._lock:

@@ -9,7 +9,8 @@ from typing import Any
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from kakera.constrain.lark import json_value, literal
+from kakera.constrain.lark import LONGEST_GRAMMAR, json_value, literal
+from kakera.constrain.patterns import pattern_cost
 from kakera.errors import RequestRefused
 
 
@@ -33,7 +34,9 @@ def json_answer(schema: Any, param: str) -> Answer:
 
 def regex_answer(pattern: Any, param: str) -> Answer:
     """The whole answer matches; `^` and `$` change nothing. Rust's syntax, which has no look-around."""
-    return Answer(param, f"answer: ANSWER\nANSWER: /{regex_to_lark(_text(pattern, param))}/\n")
+    text = regex_to_lark(_text(pattern, param))
+    pattern_cost(text, param)
+    return Answer(param, f"answer: ANSWER\nANSWER: /{text}/\n")
 
 
 def choice_answer(choices: Any, param: str) -> Answer:
@@ -102,4 +105,6 @@ def _text(value: Any, param: str) -> str:
         raise RequestRefused(f"{param} must be a string that is not empty", param=param)
     if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
         raise RequestRefused(f"{param} holds half of a surrogate pair, which is no character", param=param)
+    if len(value) > LONGEST_GRAMMAR:
+        raise RequestRefused(f"{param} has {len(value)} characters; the limit is {LONGEST_GRAMMAR}", param=param)
     return value

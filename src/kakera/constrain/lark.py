@@ -9,6 +9,7 @@ from kakera.constrain.schema import check_schema
 from kakera.errors import RequestRefused
 from kakera.text.tokenizer import Tokenizer
 
+LONGEST_GRAMMAR = 512 * 1024  # characters; 60 tools of 12 parameters are 77,000 and compile in 0.1 s
 # JSON comes on one line, with a space or none behind commas and colons: where any white space is allowed, small models
 # go on writing it (mini spent 200 tokens on three fields). What a schema says about "lenient" is overruled: a keyword
 # that can not be enforced is an error.

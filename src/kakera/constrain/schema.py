@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
+from kakera.constrain.patterns import pattern_cost
+from kakera.constrain.refs import check_refs
 from kakera.errors import RequestRefused
 
 LONGEST_REPEAT = 100_000  # items, characters or properties that a schema may count up to
+LONGEST_SCHEMA = 512 * 1024  # characters; a grammar may have as many
 DEEPEST = 100  # levels of JSON
+MOST_PATTERN_NAMES = 50  # of one object: each two are compared
 # llguidance's parser holds 2,000 items in a row. At the brace of an object each optional property is four of them, and
 # each branch of a union that no single token pattern can stand for is one.
 MOST_OPTIONAL = 490
@@ -24,13 +29,18 @@ REF_INTO_VALUES = re.compile(rf'"\$(dynamicRef|ref)": "[^"]*#[^"]*/({"|".join(VA
 
 def check_schema(schema: Any, param: str) -> None:
     """Raises RequestRefused (400) naming `param`."""
-    _check(schema, param, 0, VALUES)
     try:
         text = json.dumps(schema)
     except RecursionError:
         raise _too_deep(param) from None
+    if len(text) > LONGEST_SCHEMA:
+        raise RequestRefused(
+            f"{param}: the schema has {len(text)} characters; the limit is {LONGEST_SCHEMA}", param=param
+        )
+    _check(schema, param, 0, VALUES)
     if REF_INTO_VALUES.search(unquote(text)):
         _check(schema, param, 0, ())
+    check_refs(schema, param)
 
 
 def _check(node: Any, param: str, depth: int, skipped: tuple[str, ...]) -> None:
@@ -58,6 +68,15 @@ def _check_own(node: dict[str, Any], param: str) -> None:
         count = node.get(name)
         if isinstance(count, int | float) and count > LONGEST_REPEAT:
             raise RequestRefused(f"{param}: {name} is {count}; the limit is {LONGEST_REPEAT}", param=param)
+    if isinstance(pattern := node.get("pattern"), str):
+        pattern_cost(pattern, param)
+    if isinstance(named := node.get("patternProperties"), dict):
+        for pattern in named:
+            pattern_cost(pattern, param)
+        if len(named) > MOST_PATTERN_NAMES:
+            raise RequestRefused(
+                f"{param}: {len(named)} patternProperties of one object; the limit is {MOST_PATTERN_NAMES}", param=param
+            )
     optional = _optional(node)
     if optional > MOST_OPTIONAL:
         raise RequestRefused(
@@ -87,3 +106,17 @@ def _branches(union: Any) -> int:
 
 def _too_deep(param: str) -> RequestRefused:
     return RequestRefused(f"{param} is nested more than {DEEPEST} levels deep", param=param)
+
+
+def patterns_of(schema: Any) -> Iterator[str]:
+    """All patterns in a schema whose levels are bounded, wherever they stand."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from patterns_of(item)
+    elif isinstance(schema, dict):
+        if isinstance(pattern := schema.get("pattern"), str):
+            yield pattern
+        if isinstance(named := schema.get("patternProperties"), dict):
+            yield from named
+        for value in schema.values():
+            yield from patterns_of(value)

@@ -6,9 +6,9 @@ Everything is compiled here first, so that what can not be enforced is a 400 bef
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-from llguidance import LLMatcher
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from kakera.chat.thinking import CLOSE as THINK_CLOSE
 from kakera.chat.thinking import thinking_budget
@@ -26,21 +26,36 @@ AFTER_THINKING = r"/\n{1,2}/? "  # what this family's template writes between re
 GUIDED = ("json", "regex", "choice", "grammar")
 
 
+# Of their own: who compiles for a second or two makes wait who asks for a grammar, and nobody who tokenizes.
+WORKERS = ThreadPoolExecutor(2, "constrain")
+Result = TypeVar("Result")
+
+
 async def text_constraint(body: GenerationBody, model: ServedModel) -> Constraint | None:
     """Of a text completion. Raises RequestRefused (400) naming the field."""
-    answer = await asyncio.to_thread(wanted_answer, body)
-    if answer is None:
-        return None
-    constraint = Constraint(grammar("answer", answer.rules, answer.nested))
-    await asyncio.to_thread(model.compiler.check, constraint.grammar, answer.param)
-    return constraint
+    return await _apart(lambda: _text_constraint(body, model)) if _asks(body) else None
+
+
+def _text_constraint(body: GenerationBody, model: ServedModel) -> Constraint | None:
+    answer = wanted_answer(body)
+    return None if answer is None else _checked(_answer_grammar("", answer), answer.param, False, False, model)
 
 
 async def chat_constraint(
     body: ChatBody, tools: list[dict[str, Any]], thinks: bool, model: ServedModel
 ) -> Constraint | None:
     """Of a chat whose prompt shows `tools` and, if `thinks`, ends within reasoning. Raises RequestRefused (400)."""
-    return await asyncio.to_thread(_chat_constraint, body, tools, thinks, model)
+    return await _apart(lambda: _chat_constraint(body, tools, thinks, model)) if tools or _asks(body) else None
+
+
+async def _apart(work: Callable[[], Result]) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(WORKERS, work)
+
+
+def _asks(body: GenerationBody) -> bool:
+    """Whether any field asks for a form."""
+    guided = (getattr(body, f"guided_{kind}") for kind in GUIDED)
+    return bool(body.response_format or body.structured_outputs) or any(value is not None for value in guided)
 
 
 def _chat_constraint(
@@ -52,8 +67,7 @@ def _chat_constraint(
         return None
     if not tools:
         assert answer is not None
-        text = grammar(_lead(thinks) + "answer", answer.rules, answer.nested)
-        return _checked(text, answer.param, thinks, False, model)
+        return _checked(_answer_grammar(_lead(thinks), answer), answer.param, thinks, False, model)
     if answer is not None and answer.nested:
         raise RequestRefused(f"{answer.param} can not stand beside tools; use a JSON schema", param=answer.param)
     calls = _usable_calls(body, tools, model)
@@ -70,6 +84,10 @@ def _chat_constraint(
             "this model has no token that begins a call, so only tool_choice required can be enforced", param="tools"
         )
     return None
+
+
+def _answer_grammar(lead: str, answer: Answer) -> str:
+    return grammar(lead + "answer", answer.rules, answer.nested)
 
 
 def _checked(text: str, param: str, thinks: bool, calls: bool, model: ServedModel) -> Constraint:
@@ -101,7 +119,7 @@ def _usable_calls(body: ChatBody, tools: list[dict[str, Any]], model: ServedMode
     except RequestRefused:
         if all(tool["function"].get("strict") for tool in tools):
             raise
-        return rules(lambda rule: not LLMatcher.validate_grammar(f"start: {rule}"))
+        return rules(lambda rule: model.compiler.compiles(f"start: {rule}"))
 
 
 def wanted_answer(body: GenerationBody) -> Answer | None:
