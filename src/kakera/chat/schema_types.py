@@ -22,23 +22,29 @@ PYTHON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def declared_types(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
+def declared_types(schema: Schema, root: Schema) -> frozenset[str]:
     """Names of the JSON types that the schema allows; empty if it does not say."""
-    schema = resolve(schema, root)
-    if depth > DEEPEST_REF:
-        return frozenset()
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset([kind])
-    if isinstance(kind, list):
-        return frozenset(name for name in kind if isinstance(name, str))
-    for key in ("anyOf", "oneOf", "allOf"):
-        if isinstance(options := schema.get(key), list):
-            return frozenset().union(*(declared_types(option, root, depth + 1) for option in options))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-    if not isinstance(values, list):
-        return frozenset()
-    return frozenset(name for value in values for name, types in PYTHON_TYPES.items() if type(value) in types)
+    found: set[str] = set()
+    seen: set[int] = set()  # a $ref may lead back, and many may lead to one place
+    waiting: list[Any] = [schema]
+    while waiting:
+        part = resolve(waiting.pop(), root)
+        if id(part) in seen:
+            continue
+        if part:  # an empty one is made here, and another may get its id
+            seen.add(id(part))
+        kind = part.get("type")
+        options = next((part[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(part.get(key), list)), None)
+        values = part.get("enum", [part["const"]] if "const" in part else [])
+        if isinstance(kind, str):
+            found.add(kind)
+        elif isinstance(kind, list):
+            found.update(name for name in kind if isinstance(name, str))
+        elif options is not None:
+            waiting += options
+        elif isinstance(values, list):
+            found.update(name for value in values for name, types in PYTHON_TYPES.items() if type(value) in types)
+    return frozenset(found)
 
 
 def typed_value(text: str, types: frozenset[str]) -> Any:

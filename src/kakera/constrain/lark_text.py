@@ -44,6 +44,7 @@ HEAD = re.compile(  # what may stand between the name that a line defines and wh
     r'(?P<attributes>\[([^\]"/]|"([^"\\\n]|\\.)*"|/(\\.|[^/\\])+/)*\])?[ \t]*:(?!:)'
 )
 SPACE = re.compile(r"\s*")
+MOST_ITEMS = 4_000  # of one rule; llguidance takes the square: 5 s to compile 20,000, and 12 s for their first mask
 NUMBERS = JSONDecoder(parse_int=float)  # an int of 5,000 digits is an error for Python, and none for llguidance
 
 
@@ -90,6 +91,13 @@ def _check_lark(text: str, param: str) -> int:
         else:
             owner.pieces.append(value)
             patterns += [value] if isinstance(value, Cost) else []
+    largest, name = max((len(each.pieces), name) for name, each in definitions.items() if not _is_terminal(name))
+    if largest > MOST_ITEMS:
+        raise RequestRefused(
+            f"{param}: the rule {name} has {largest} names, literals and marks; the limit is {MOST_ITEMS}",
+            param=param,
+            code="invalid_grammar",
+        )
     depth = longest_chain({name: definition.names for name, definition in definitions.items()})
     if depth > MOST_CHAINED:
         raise RequestRefused(

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 from kakera.errors import RequestRefused
 
-# llguidance 1.9.1 on one core of this year's servers: `a*b?` 1,000 times compiles in 0.12 s, 3,000 times in 0.5 s, 10,000
-# times in 4 s and 834 MB (the square); a text of 20,000 characters that is prescribed takes 0.15 s for its first mask and
-# 10 ms for each of the others, of 200,000 1.5 s and 200 ms.
+# llguidance 1.9.1 on one core: `a*b?` 1,000 times compiles in 0.12 s, 3,000 times in 0.5 s, 10,000 times in 4 s and
+# 834 MB (the square). Where 10,000 characters are prescribed, the first mask takes 80 ms and each of the others 10 ms;
+# 1.5 s and 200 ms for 200,000.
 MOST_REPEATS = 1_000
 MOST_REPEATS_SQUARED = 5_000_000  # summed over the patterns of a grammar: 0.5 s
-LONGEST_TEXT = 20_000
+LONGEST_TEXT = 10_000
+LONGEST_PATTERN = 50_000  # characters
 LARGEST_COUNT = 100_000
 PIECES = re.compile(
     r"\\[pPxuU]\{[^}]*\}|\\[pP]\w|\\x\w\w|\\u\w{4}|\\.|\(\?P?<\w+>|\(\?[a-zA-Z-]*:|\(\?[a-zA-Z-]*\)|"
-    r"\{(?P<least>\d*)(?P<more>,(?P<most>\d*))?\}|.",
+    r"\w+(?=\w)|\{(?P<least>\d*)(?P<more>,(?P<most>\d*))?\}|.",
     re.DOTALL,
 )
 
@@ -42,10 +43,15 @@ Piece = Cost | Repeat | str  # "(", ")" and "|" are themselves
 
 def pattern_cost(pattern: str, param: str) -> Cost:
     """Raises RequestRefused (400) if the pattern is beyond the limits."""
+    if len(pattern) > LONGEST_PATTERN:
+        raise RequestRefused(
+            f"{param}: a pattern has {len(pattern)} characters; the limit is {LONGEST_PATTERN}", param=param
+        )
     # Repeats are counted without reading the structure, which comments in a pattern could hide.
-    repeats = sum(piece in ("*", "+", "?", "{") for piece in re.findall(r"\\.|\(\?|.", pattern, re.DOTALL))
-    cost = Cost(fold(_pieces(pattern, param)).length, repeats)
-    return check_cost(cost, f"the pattern {_short(pattern)}", param)
+    repeats = sum(piece in ("*", "+", "?", "{") for piece in re.findall(r"\\.|\(\?|[*+?{]", pattern, re.DOTALL))
+    what = f"the pattern {_short(pattern)}"
+    check_cost(Cost(0, repeats), what, param)
+    return check_cost(Cost(fold(_pieces(pattern, param)).length, repeats), what, param)
 
 
 def check_cost(cost: Cost, what: str, param: str) -> Cost:
@@ -130,7 +136,7 @@ def _pieces(pattern: str, param: str) -> Iterable[Piece]:
         elif text in (")", "|"):
             yield text
         elif text not in ("^", "$"):
-            yield Cost(1)
+            yield Cost(1 if text.startswith("\\") else len(text))
 
 
 def _behind_class(pattern: str, at: int) -> int:

@@ -10,12 +10,14 @@ from urllib.parse import unquote
 from kakera.constrain.graph import longest_chain
 from kakera.errors import RequestRefused
 
-# llguidance 1.9.1 follows each $ref and each rule into the next on the native stack. On one of 8 MB it dies by SIGSEGV at
-# 910 to 1,040 $refs in properties, items or anyOf, 1,280 in allOf, 2,290 bare ones; 1,560 Lark rules with an optional
-# group, 2,540 bare ones; 3,380 terminals; and at 80 $refs with 20 levels of JSON between them (9 KB for each object or
-# $ref, 4.5 for each other level). 200 of them with 100 levels each take 90 MB of the 256 that STACK_BYTES gives.
+# llguidance 1.9.1 follows each $ref and each rule into the next on the native stack, 9 KB for each object or $ref and
+# 4.5 for each other level. On 8 MB, main thread or other, it dies by SIGSEGV at 910 to 1,040 $refs in properties, items
+# or anyOf, 1,280 in allOf, 2,290 bare ones; 1,560 Lark rules with an optional group, 2,540 bare ones; 3,380 terminals;
+# and at 80 $refs with 20 levels of JSON between each two. 200 with 100 levels each would take 90 MB of the 256 that
+# deep_stack.py gives. Groups in Lark (35), in patterns (250) and %lark (35) have limits of the library's own.
 MOST_CHAINED = 200
 MOST_WRITTEN_OUT = 10_000  # nodes; where keywords stand beside a $ref, its target is copied: 5,000 take 0.3 s and 20 MB
+MOST_IDS = 200  # a $ref may begin at each of them
 REFS = ("$ref", "$dynamicRef", "$recursiveRef")
 IDS = ("$id", "id")
 ANCHORS = ("$anchor", "$dynamicAnchor")
@@ -38,6 +40,8 @@ ANNOTATIONS = {
 def check_refs(schema: dict[str, Any], param: str) -> None:
     """Raises RequestRefused (400) naming `param`. The schema's levels of JSON are bounded already."""
     targets = _Targets(schema)
+    if targets.ids > MOST_IDS:
+        raise RequestRefused(f"{param}: {targets.ids} parts have an $id; the limit is {MOST_IDS}", param=param)
     nodes = {id(schema): _Node()} | {id(node): _Node() for ref in targets.refs for node in targets.of(ref)}
     waiting: list[tuple[int, dict[str, Any]]] = [(id(schema), schema)]
     while waiting:
@@ -104,21 +108,29 @@ class _Targets:
                 self._note_names(part)
             waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
 
+    @property
+    def ids(self) -> int:
+        return len(self._bases) - 1
+
     def _note_names(self, part: dict[str, Any]) -> None:
         for name in (name for name in (*IDS, *ANCHORS) if isinstance(part.get(name), str)):
-            self._named.setdefault(part[name].strip("#"), []).append(part)
-            if name in IDS and len(self._bases) < MOST_CHAINED and part is not self._bases[0]:
+            self._named.setdefault(_last_step(part[name]), []).append(part)
+            if name in IDS and part is not self._bases[0]:
                 self._bases.append(part)
 
     def of(self, ref: str) -> list[dict[str, Any]]:
         if ref not in self._found:
             address, _, fragment = ref.partition("#")
-            fragment = unquote(fragment)
-            found = [*self._named.get(fragment, ()), *self._named.get(address, ())]
+            found = [*self._named.get(_last_step(fragment), ()), *self._named.get(_last_step(address), ())]
             if not fragment or fragment.startswith("/"):
-                found += [_at(base, fragment) for base in self._bases]
+                found += [_at(base, unquote(fragment)) for base in self._bases]
             self._found[ref] = [node for node in found if isinstance(node, dict)]
         return self._found[ref]
+
+
+def _last_step(address: str) -> str:
+    """Of an $id, an anchor or what refers to it: addresses may be spelled in many ways, and still end alike."""
+    return unquote(address.rstrip("#/").rsplit("/", 1)[-1])
 
 
 def _at(base: Any, pointer: str) -> Any:

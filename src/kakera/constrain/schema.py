@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from kakera.constrain.patterns import pattern_cost
+from kakera.constrain.patterns import LONGEST_TEXT, pattern_cost
 from kakera.constrain.refs import check_refs
 from kakera.errors import RequestRefused
 
 LONGEST_REPEAT = 100_000  # items, characters or properties that a schema may count up to
 LONGEST_SCHEMA = 512 * 1024  # characters; a grammar may have as many
 DEEPEST = 100  # levels of JSON
+LARGEST_MULTIPLE = 100_000  # llguidance counts remainders in states: 1 s to compile 86,400, 27 s for 1,000,003
 MOST_PATTERN_NAMES = 50  # of one object: each two are compared
 # llguidance's parser holds 2,000 items in a row. At the brace of an object each optional property is four of them, and
 # each branch of a union that no single token pattern can stand for is one.
@@ -40,6 +42,10 @@ def check_schema(schema: Any, param: str) -> None:
     _check(schema, param, 0, VALUES)
     if REF_INTO_VALUES.search(unquote(text)):
         _check(schema, param, 0, ())
+    if (multiples := _multiples(schema)) > LARGEST_MULTIPLE:
+        raise RequestRefused(
+            f"{param}: the digits of its multipleOf add up to {multiples}; the limit is {LARGEST_MULTIPLE}", param=param
+        )
     check_refs(schema, param)
 
 
@@ -68,6 +74,13 @@ def _check_own(node: dict[str, Any], param: str) -> None:
         count = node.get(name)
         if isinstance(count, int | float) and count > LONGEST_REPEAT:
             raise RequestRefused(f"{param}: {name} is {count}; the limit is {LONGEST_REPEAT}", param=param)
+    values = node.get("enum")
+    for value in [node.get("const"), *(values if isinstance(values, list) else ())]:
+        if (length := len(json.dumps(value))) > LONGEST_TEXT:
+            raise RequestRefused(
+                f"{param}: a value (const, enum) has {length} characters; the limit is {LONGEST_TEXT}",
+                param=param,
+            )
     if isinstance(pattern := node.get("pattern"), str):
         pattern_cost(pattern, param)
     if isinstance(named := node.get("patternProperties"), dict):
@@ -110,13 +123,25 @@ def _too_deep(param: str) -> RequestRefused:
 
 def patterns_of(schema: Any) -> Iterator[str]:
     """All patterns in a schema whose levels are bounded, wherever they stand."""
-    if isinstance(schema, list):
-        for item in schema:
-            yield from patterns_of(item)
-    elif isinstance(schema, dict):
-        if isinstance(pattern := schema.get("pattern"), str):
+    for node in _objects(schema):
+        if isinstance(pattern := node.get("pattern"), str):
             yield pattern
-        if isinstance(named := schema.get("patternProperties"), dict):
+        if isinstance(named := node.get("patternProperties"), dict):
             yield from named
-        for value in schema.values():
-            yield from patterns_of(value)
+
+
+def _multiples(schema: Any) -> int:
+    """The sum of all multipleOf, without their decimal points. Powers of ten cost nothing."""
+    numbers = [node.get("multipleOf") for node in _objects(schema)]
+    digits = [Decimal(str(n)).as_tuple().digits for n in numbers if isinstance(n, int | float) and abs(n) < 1e30]
+    written = ["".join(map(str, each)) for each in digits]
+    return sum(int(text) for text in written if text.rstrip("0") not in ("", "1"))
+
+
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            yield part
+        waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
 import logging
 import os
@@ -36,6 +37,7 @@ ALIVE_SECONDS = 1.0
 
 def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) -> None:
     """Entry of the child process. Exits 70 if the engine breaks; the client sees the process end."""
+    show_crashes()
     die_with_parent(parent)
     # the server decides when we stop: its client has blocked Ctrl-C for us, but a library may unblock it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -104,6 +106,12 @@ def settle() -> None:
     then, 40 ms in the server and 100 in an engine with torch, and whoever waits for a token just then waits longer."""
     gc.collect()
     gc.freeze()
+
+
+def show_crashes() -> None:
+    """Have a crash in native code say on stderr where each thread stood; the process dies of it as before."""
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)
 
 
 def die_with_parent(parent: int) -> None:

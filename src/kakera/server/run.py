@@ -13,7 +13,7 @@ import uvicorn
 from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
-from kakera.run.process import settle
+from kakera.run.process import settle, show_crashes
 from kakera.server.access import OPEN, Access
 from kakera.server.app import create_app
 from kakera.server.health import STALL_SECONDS, EngineWatch
@@ -82,7 +82,7 @@ async def serve(
     `stall_seconds` without progress are an outage. `attend` runs while the server listens; the EngineDied that it
     raises ends the server as a death of the engine does.
     """
-
+    show_crashes()
     configure_logging(log_level)
     allow_open_files()
 

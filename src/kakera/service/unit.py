@@ -62,6 +62,9 @@ OOMPolicy=stop
 MemoryHigh={b.memory_high}
 MemoryMax={b.memory_max}
 
+# A core would hold the prompts and the memory of a card: tens of GB on the disk. Where it crashed is in the journal.
+LimitCORE=0
+
 UMask=0077
 NoNewPrivileges=yes
 
