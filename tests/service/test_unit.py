@@ -52,6 +52,7 @@ def test_times_of_the_unit_leave_room_for_each_other(bounds: Bounds) -> None:
     assert int(unit["WatchdogSec"]) >= bounds.stall_seconds + 20, "the server's own watchdog speaks first"
     assert interval >= int(unit["StartLimitBurst"]) * (start + int(unit["RestartSec"])), "slow failures must count too"
     assert (unit["Type"], unit["Restart"], unit["OOMPolicy"]) == ("notify", "on-failure", "stop")
+    assert unit["LimitCORE"] == "0", "a core holds prompts, and fills the disk"
     assert int(unit["MemoryHigh"]) == bounds.memory_high and int(unit["MemoryMax"]) == bounds.memory_max
 
 

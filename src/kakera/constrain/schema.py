@@ -133,9 +133,9 @@ def patterns_of(schema: Any) -> Iterator[str]:
 def _multiples(schema: Any) -> int:
     """The sum of all multipleOf, without their decimal points. Powers of ten cost nothing."""
     numbers = [node.get("multipleOf") for node in _objects(schema)]
-    digits = [Decimal(str(n)).as_tuple().digits for n in numbers if isinstance(n, int | float) and abs(n) < 1e30]
-    written = ["".join(map(str, each)) for each in digits]
-    return sum(int(text) for text in written if text.rstrip("0") not in ("", "1"))
+    exact = [Decimal(str(n)).normalize().as_tuple() for n in numbers if isinstance(n, int | float) and abs(n) < 1e30]
+    written = [(int("".join(map(str, n.digits))), int(n.exponent)) for n in exact]
+    return sum(digits * 10 ** max(0, exponent) for digits, exponent in written if digits > 1)
 
 
 def _objects(schema: Any) -> Iterator[dict[str, Any]]:
