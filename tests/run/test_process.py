@@ -240,3 +240,9 @@ def test_closing_ends_streams_that_wait_and_starting_again_leaks_nothing(tmp_pat
     gc.collect()
     assert process.num_fds() <= descriptors + 1 and process.num_threads() <= threads + 1
     assert not left_behind() and not engines()
+
+
+def test_a_crash_in_native_code_says_where():
+    crash = "import faulthandler; from kakera.run.process import show_crashes; show_crashes(); faulthandler._sigsegv()"
+    done = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV and "Segmentation fault" in done.stderr and "File" in done.stderr

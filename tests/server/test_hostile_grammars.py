@@ -41,7 +41,8 @@ WISHES = [
 def live(model, tmp_path_factory):
     from live_server import start
 
-    with start(model, tmp_path_factory.mktemp("hostile") / "script.json", [{"text": "Plain words."}]) as server:
+    script = tmp_path_factory.mktemp("hostile") / "script.json"
+    with start(model, script, [{"text": "Plain words."}], context=200_000) as server:  # tools stand in the prompt
         yield server
 
 
