@@ -263,7 +263,7 @@ def test_patterns_within_the_limits_are_let_through(pattern):
         ("start: T0\n" + lark_chain("{0}: {1} {1}", "/a*/", 30, "T"), "repeats"),
         ("start: r0\n" + lark_chain("{0}: {1} {1}", '"a"', 30), "prescribes a text"),
         ("start: T\nT: " + "/b*/ /c?/ " * 2000, "T has 4000 repeats"),
-        ("start: " + '"b"? ' * 5000, "the rule start has 10001"),
+        ("start: " + '"b"? ' * 5000, "the rule start has 5000"),
         ('start: ("a"{500} "b"){500}', "start prescribes a text of 250500"),
         ('start: "a"{1000000}', "repeated 1000000 times"),
         ("start: " + " | ".join(f"/{'a?' * 999}{i}/" for i in range(8)), "all patterns together"),

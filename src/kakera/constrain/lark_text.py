@@ -91,10 +91,11 @@ def _check_lark(text: str, param: str) -> int:
         else:
             owner.pieces.append(value)
             patterns += [value] if isinstance(value, Cost) else []
-    largest, name = max((len(each.pieces), name) for name, each in definitions.items() if not _is_terminal(name))
+    rules = [(name, each.pieces) for name, each in definitions.items() if not _is_terminal(name)]
+    largest, name = max((sum(isinstance(p, Cost | _Reference) for p in pieces), name) for name, pieces in rules)
     if largest > MOST_ITEMS:
         raise RequestRefused(
-            f"{param}: the rule {name} has {largest} names, literals and marks; the limit is {MOST_ITEMS}",
+            f"{param}: the rule {name} has {largest} names and literals; the limit is {MOST_ITEMS}",
             param=param,
             code="invalid_grammar",
         )
