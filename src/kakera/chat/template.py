@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from kakera.chat.messages import normalise
 from kakera.errors import CheckpointError, RequestRefused
 from kakera.schedule.request import Boundary, packed
-from kakera.text.tokenizer import AddedToken, Tokenizer
+from kakera.text.tokenizer import AddedToken, Tokenizer, Watch, after, unwatched
 
 MASKS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: no text means them
 
@@ -64,24 +64,29 @@ class ChatTemplate:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
         variables: dict[str, Any] | None = None,
+        watch: Watch = unwatched,
     ) -> Prompt:
         """Render and tokenise; takes half a second for 200K new tokens, so keep it off the event loop.
 
-        `variables` are the template's own, such as enable_thinking. Raises RequestRefused for messages that the
-        template does not accept.
+        `variables` are the template's own, such as enable_thinking. `watch` may end the work early. Raises
+        RequestRefused for messages that the template does not accept.
         """
         try:
-            return self._prompt(normalise(messages, self._late_system), tools, variables)
+            return self._prompt(normalise(messages, self._late_system), tools, variables, watch)
         except RecursionError:
             raise RequestRefused("the messages or tools are nested too deeply", param="messages") from None
 
     def _prompt(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: dict[str, Any] | None
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: dict[str, Any] | None,
+        watch: Watch,
     ) -> Prompt:
         mask = _unused_mask(messages, tools, variables)
         masked = [self._masked(m, mask, control_only=m["role"] == "assistant") for m in messages]
         text = self._render(masked, self._masked(tools, mask), self._masked(variables or {}, mask))
-        tokens, ends = self._tokenise(text, mask)
+        tokens, ends = self._tokenise(text, mask, watch)
         boundaries = [Boundary(end, "message") for end in ends if end < len(tokens)]
         if boundaries and (tools or messages[0]["role"] == "system"):
             boundaries[0] = Boundary(boundaries[0].position, "system")
@@ -114,8 +119,9 @@ class ChatTemplate:
             return [self._masked(item, mask, control_only) for item in value]
         return value
 
-    def _tokenise(self, text: str, mask: str) -> tuple[array[int], list[int]]:
+    def _tokenise(self, text: str, mask: str, watch: Watch) -> tuple[array[int], list[int]]:
         """Token ids, and the positions after each end-of-turn token and the white space that belongs to it."""
+        watch(self._tokenizer.least_tokens(text.replace(mask, "")))
         tokens = packed(())
         ends: list[int] = []
         turn_ended = False
@@ -126,7 +132,9 @@ class ChatTemplate:
                 if turn_ended:
                     ends.append(len(tokens))
             else:
-                tokens.extend(self._tokenizer.encode_segment(piece.replace(mask, "")))
+                watch(len(tokens))
+                words = piece.replace(mask, "")
+                tokens.extend(self._tokenizer.encode_segment(words, after(len(tokens), watch)))
                 if turn_ended and piece.isspace():
                     ends[-1] = len(tokens)
         return tokens, ends

@@ -10,7 +10,7 @@ import json
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -20,9 +20,24 @@ from tokenizers import Tokenizer as BpeTokenizer
 
 from kakera.errors import CheckpointError
 from kakera.schedule.request import packed
+from kakera.text.slices import SLICE, slices
 from kakera.text.unicode import well_formed
 
 CACHE_TOKENS = 2_000_000  # 4 bytes each: ten conversations of 200K tokens in 8 MB, their text apart
+NFC_SHRINKS = 3  # times, in bytes, at most: U+212A becomes K, three conjoining jamo become one syllable
+INEXACT = 0.9  # of the tokens of a text that was cut anywhere, the whole has more
+
+# Called in long work with the tokens so far, or with as many as there must be; raises to end the work.
+Watch = Callable[[int], None]
+
+
+def unwatched(tokens: int) -> None:
+    """Whoever asks waits for the end, however long it takes."""
+
+
+def after(tokens: int, watch: Watch) -> Watch:
+    """For a part of the work before which there were so many tokens."""
+    return watch if watch is unwatched else lambda more: watch(tokens + more)
 
 
 @dataclass(frozen=True)
@@ -74,6 +89,8 @@ class Tokenizer:
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._bytes = _token_bytes(self._bpe.get_vocab(), added)
         self._control = frozenset(token.id for token in added if token.control)
+        self._shares = _shares(self._bytes)
+        self._shrinks = {None: 1, "NFC": NFC_SHRINKS}.get((document.get("normalizer") or {}).get("type"))
         self._cache = SegmentCache()
         self._ids_by_bytes: dict[bytes, int] | None = None
         self.eos = self.added[eos_text].id if eos_text in self.added else None
@@ -94,11 +111,35 @@ class Tokenizer:
     def is_control(self, token: int) -> bool:
         return token in self._control
 
-    def encode(self, text: str, allow_special: bool = False) -> list[int]:
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return self._shares[-1][0]
+
+    def least_tokens(self, text: str) -> int:
+        """A number that the text's tokens can not be below, without making them; 0 for a text of one slice.
+
+        Of each byte's token the byte is 1/n at least, where n is the length of the longest token that has such a byte;
+        so the sum of these over the text is never above its tokens. 30 MB take 0.1 s.
+        """
+        if len(text) <= SLICE or self._shrinks is None:
+            return 0
+        shrinks = 1 if text.isascii() else self._shrinks
+        share = 0.0
+        for start in range(0, len(text), SLICE):
+            data = text[start : start + SLICE].encode("utf-8", "ignore")
+            for length, others in self._shares:
+                share += len(data.translate(None, others)) / length
+        return int(share / shrinks)
+
+    def encode(self, text: str, allow_special: bool = False, watch: Watch = unwatched) -> list[int]:
         """Token ids. Spellings of added tokens are plain text unless `allow_special`."""
+        watch(self.least_tokens(text))
         ids: list[int] = []
         for piece in self.split(text) if allow_special else [text]:
-            ids.extend([piece.id] if isinstance(piece, AddedToken) else self.encode_segment(piece))
+            watch(len(ids))
+            more = after(len(ids), watch)
+            ids.extend([piece.id] if isinstance(piece, AddedToken) else self.encode_segment(piece, more))
         return ids
 
     def split(self, text: str) -> Iterator[AddedToken | str]:
@@ -112,13 +153,38 @@ class Tokenizer:
         if end < len(text):
             yield text[end:]
 
-    def encode_segment(self, text: str) -> array[int]:
-        """Ids of a text without added tokens, remembered: the next turn of a conversation sends the same text again."""
+    def encode_segment(self, text: str, watch: Watch = unwatched) -> array[int]:
+        """Ids of a text without added tokens, remembered: the next turn of a conversation sends the same text again.
+
+        Made in slices, since the library takes 200 bytes a token; between them `watch` may end the work.
+        """
         ids = self._cache.get(text)
         if ids is None:
-            ids = packed(self._bpe.encode_batch_fast([well_formed(text)], add_special_tokens=False)[0].ids)
+            ids = packed(())
+            for piece in slices(well_formed(text), self._parts):
+                watch(len(ids))
+                if len(piece) > 2 * SLICE and watch is not unwatched:
+                    self._estimate(piece, len(ids), watch)
+                ids.extend(self._ids(piece))
             self._cache.put(text, ids)
         return ids
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._bpe.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def _parts(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+        """Words as the model's pattern has them."""
+        words = self._bpe.pre_tokenizer
+        return words.pre_tokenize_str(text) if words is not None else []
+
+    def _estimate(self, word: str, known: int, watch: Watch) -> None:
+        """A word of megabytes can not be cut, and once begun its ids can not be stopped: 5 s for 1 MB. Cut anywhere, it
+        has nearly as many tokens, so that one which is much too long ends here."""
+        counted = 0
+        for start in range(0, len(word), SLICE):
+            counted += len(self._ids(word[start : start + SLICE]))
+            watch(known + int(counted * INEXACT))
 
     def hide_markers(self, text: str, mask: str, control_only: bool = False) -> str:
         """Put the character `mask` into every spelling of an added token, so that `split` passes it over.
@@ -167,6 +233,21 @@ def _token_bytes(vocab: dict[str, int], added: list[AddedToken]) -> dict[int, by
     table = {id: bytes(map(alphabet.__getitem__, text)) for text, id in vocab.items() if known >= set(text)}
     table.update({token.id: token.text.encode() for token in added})
     return table
+
+
+def _shares(table: dict[int, bytes]) -> list[tuple[int, bytes]]:
+    """Classes of bytes: the length of the longest token that has one of them, shortest first, and all other bytes."""
+    longest = [0] * 256
+    for data in table.values():
+        for byte in data:
+            longest[byte] = max(longest[byte], len(data))
+    classes: dict[int, list[int]] = {}
+    for byte, length in enumerate(longest):
+        classes.setdefault(length.bit_length() // 2, []).append(byte)  # up to 1, 7, 31, 127, ... bytes
+    return sorted(
+        (max(1, *(longest[byte] for byte in members)), bytes(set(range(256)) - set(members)))
+        for members in classes.values()
+    )
 
 
 def byte_alphabet() -> dict[str, int]:
