@@ -73,7 +73,7 @@ def test_labels_do_not_grow_with_requests():
         return sum(len(family.samples) for family in families(metrics.render(EngineStats(), "m").decode()).values())
 
     def request(i: int) -> None:
-        record = RequestRecord(f"id-{i}", "/v1/chat/completions", i, metrics)
+        record = RequestRecord(f"id-{i}", "/v1/chat/completions", i, metrics, began=0.0)
         record.tokens(0, 1)
         record.failed(None if i % 2 else RuntimeError(f"text {i}"))
         record_refusal(metrics, "other", 404, "http_404", f"field{i}")

@@ -6,10 +6,10 @@ string, every tool call's arguments are a mapping. What can not be served is ref
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from kakera.errors import RequestRefused
+from kakera.text.json_size import read_json
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SYSTEM = ("system", "developer")
@@ -87,7 +87,7 @@ def _call(call: dict[str, Any], path: str) -> dict[str, Any]:
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = read_json(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of another kind
             raise RequestRefused(
                 f"{path}: arguments are not JSON ({error})", param=f"{path}.function.arguments"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from kakera.constrain.lark import LONGEST_GRAMMAR, json_value, literal
 from kakera.constrain.patterns import pattern_cost
 from kakera.errors import RequestRefused
+from kakera.text.json_size import read_json
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Answer:
 def json_answer(schema: Any, param: str) -> Answer:
     if isinstance(schema, str):  # guided_json may be text
         try:
-            schema = json.loads(schema)
+            schema = read_json(schema)
         except (ValueError, RecursionError) as error:
             raise RequestRefused(f"{param} is not JSON: {error}", param=param) from None
     return Answer(param, f"answer: {json_value(schema, param)}\n")

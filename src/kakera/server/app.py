@@ -20,7 +20,9 @@ from kakera.server.completions import completion_routes
 from kakera.server.errors import Defects, Refusals, install_handlers
 from kakera.server.guard import Guard
 from kakera.server.health import EngineWatch, health_routes
-from kakera.server.limits import BODY_BYTES, BODY_SECONDS, RequestLimits
+from kakera.server.intake import Intake
+from kakera.server.limits import BODY_SECONDS, RequestLimits
+from kakera.server.limits import body_limit as largest_body
 from kakera.server.messages import messages_routes
 from kakera.server.model import ServedModel
 from kakera.server.openapi import ERRORS, JSON_ERRORS
@@ -40,13 +42,15 @@ def create_app(
     plan: Plan | None = None,
     watch: EngineWatch | None = None,
     access: Access = OPEN,
-    body_limit: int = BODY_BYTES,
+    body_limit: int | None = None,
     body_seconds: float = BODY_SECONDS,
 ) -> FastAPI:
     """`plan` is what the page compares memory with. `watch` may carry what to do when the engine dies. With keys, all
-    but /health, /metrics and the page's files need one, and the routes' description is switched off."""
+    but /health, /metrics and the page's files need one, and the routes' description is switched off.
+    `body_limit` is in bytes; without it, it follows from the context."""
     watch = watch or EngineWatch(engine)
-    service = Service(engine, model, watch)
+    body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest)
+    service = Service(engine, model, watch, Intake(body_limit))
     refusals = Refusals(service.metrics)
 
     @contextlib.asynccontextmanager
@@ -67,6 +71,8 @@ def create_app(
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:
+        if not getattr(request.state, "recorded", False):  # it left before its job was made
+            service.metrics.aborted.inc()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
 
     for router in (

@@ -13,6 +13,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kakera.server.intake import LARGE_BYTES, Intake
+from kakera.server.sse import unless_disconnected
+from kakera.text.json_size import excess
 from kakera.text.unicode import well_formed
 
 HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # or a whole one
@@ -21,13 +24,16 @@ DIGITS = 4300  # of an integer: Python's own limit, since reading takes their sq
 
 class JsonRoute(APIRoute):
     """A route whose body is read by `parse`. Halves of surrogate pairs, as clients that cut an emoji send them, become
-    U+FFFD; what is not JSON is a 400 in words."""
+    U+FFFD; what is not JSON is a 400 in words. Large bodies are read off the event loop."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_json(request: Request) -> Response:
-            return await handle(JsonRequest(request.scope, request.receive))
+            intake: Intake = request.app.state.service.intake
+            read = JsonRequest(request.scope, request.receive)
+            with intake.place(len(await read.body())):
+                return await handle(read)
 
         return handle_json
 
@@ -37,11 +43,17 @@ class JsonRequest(Request):
         coding = self.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HTTPException(415, f"the body is sent with Content-Encoding: {coding[:100]}; send it as it is")
-        return parse(await self.body())
+        body = await self.body()
+        if len(body) <= LARGE_BYTES:
+            return parse(body)
+        intake: Intake = self.app.state.service.intake
+        return await unless_disconnected(self, intake.run(lambda watch: parse(body)))
 
 
 def parse(body: bytes) -> Any:
     """Raises JSONDecodeError for what is not JSON, HTTPException (400) for JSON that can not be read here."""
+    if too_much := excess(body):
+        raise HTTPException(400, f"the body has {too_much}; send less in one request")
     try:
         text = body.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +23,7 @@ from kakera.server.constrain import budget_of, chat_constraint
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.model import ServedModel
 from kakera.server.openapi import streams
-from kakera.server.sampling import build_sampling, completion_room
+from kakera.server.sampling import build_sampling, completion_room, prompt_check
 from kakera.server.schema import ChatBody, ChatMessage, Tool
 from kakera.server.service import Service, new_id
 from kakera.server.sse import DONE, event, open_stream, unless_disconnected
@@ -39,7 +38,7 @@ def chat_routes(service: Service) -> APIRouter:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         service.check_model(body.model)
         service.note_unknown_fields(body)
-        job = await chat_job(body, service)
+        job = await unless_disconnected(request, chat_job(body, service))
         reply = ChatReply(service.generation(job, request), service.model, body)
         if body.stream:
             return await open_stream(request, reply.stream())
@@ -48,19 +47,22 @@ def chat_routes(service: Service) -> APIRouter:
     return router
 
 
-async def chat_prompt(body: ChatBody, service: Service) -> tuple[Prompt, list[dict[str, Any]]]:
-    """The prompt and the tools that it shows. Raises RequestRefused for what the template does not accept."""
+async def chat_prompt(
+    body: ChatBody, service: Service, check: Callable[[int], None]
+) -> tuple[Prompt, list[dict[str, Any]]]:
+    """The prompt and the tools that it shows. Raises RequestRefused for what the template does not accept, and what
+    `check` raises for its tokens."""
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.model_dump()
     tools = select_tools(plain(body.tools), choice)
     variables = thinking_switch(body.chat_template_kwargs or {}, body.reasoning_effort, body.thinking_budget)
     if body.enable_thinking is not None:
         variables = thinking_switch({"enable_thinking": body.enable_thinking, **variables}, None, None)
-    return await render_chat(service.model, body.messages, tools, variables), tools
+    return await render_chat(service, body.messages, tools, variables, check), tools
 
 
 async def chat_job(body: ChatBody, service: Service) -> Job:
     """Raises RequestRefused for whatever can never be answered."""
-    prompt, tools = await chat_prompt(body, service)
+    prompt, tools = await chat_prompt(body, service, prompt_check(service.engine.limits, "messages"))
     room = completion_room(len(prompt.tokens), body.limit, service.engine.limits, "messages")
     return Job(
         id=new_id("chatcmpl"),
@@ -81,12 +83,17 @@ async def chat_job(body: ChatBody, service: Service) -> Job:
 
 
 async def render_chat(
-    model: ServedModel, messages: list[ChatMessage], tools: list[dict[str, Any]], variables: dict[str, Any]
+    service: Service,
+    messages: list[ChatMessage],
+    tools: list[dict[str, Any]],
+    variables: dict[str, Any],
+    check: Callable[[int], None],
 ) -> Prompt:
     """The prompt, made off the event loop."""
-    if model.template is None:
+    template, model = service.model.template, service.model
+    if template is None:
         raise RequestRefused(f"{model.name} has no chat template; use /v1/completions", param="messages")
-    return await asyncio.to_thread(model.template.prompt, plain(messages), tools, variables)
+    return await service.intake.run(lambda watch: template.prompt(plain(messages), tools, variables, watch), check)
 
 
 def plain(models: list[ChatMessage] | list[Tool] | None) -> list[dict[str, Any]]:

@@ -20,10 +20,11 @@ from kakera.server.constrain import text_constraint
 from kakera.server.generate import Delta, Generation, Job, join_usage
 from kakera.server.model import ServedModel
 from kakera.server.openapi import streams
-from kakera.server.sampling import build_sampling, check_prompt_tokens, completion_room
+from kakera.server.sampling import build_sampling, check_prompt_tokens, completion_room, prompt_check
 from kakera.server.schema import CompletionBody
 from kakera.server.service import Service, new_id
 from kakera.server.sse import DONE, event, open_stream, unless_disconnected
+from kakera.text.tokenizer import Watch
 
 ROUTE = "/v1/completions"
 PROMPTS_AT_ONCE = 8  # of one body: evaluation tools send hundreds, which must not fill the queue
@@ -36,7 +37,9 @@ def completion_routes(service: Service) -> APIRouter:
     async def completions(body: CompletionBody, request: Request) -> Response:
         service.check_model(body.model)
         service.note_unknown_fields(body)
-        prompts = await asyncio.to_thread(prompt_tokens, body, service.model)
+        check = prompt_check(service.engine.limits, "prompt")
+        work = service.intake.run(lambda watch: prompt_tokens(body, service.model, watch), check)
+        prompts = await unless_disconnected(request, work)
         constraint = await text_constraint(body, service.model)
         jobs = [completion_job(body, tokens, service, constraint) for tokens in prompts]
         reply = CompletionReply([service.generation(job, request) for job in jobs], service.model, body)
@@ -47,8 +50,8 @@ def completion_routes(service: Service) -> APIRouter:
     return router
 
 
-def prompt_tokens(body: CompletionBody, model: ServedModel) -> list[array[int]]:
-    """Packed tokens per prompt. Raises RequestRefused for ids outside the vocabulary."""
+def prompt_tokens(body: CompletionBody, model: ServedModel, watch: Watch) -> list[array[int]]:
+    """Packed tokens per prompt. Raises RequestRefused for ids outside the vocabulary, and what `watch` raises."""
     prompt = body.prompt
     if isinstance(prompt, str):
         prompts: list[Any] = [prompt]
@@ -57,10 +60,13 @@ def prompt_tokens(body: CompletionBody, model: ServedModel) -> list[array[int]]:
     else:
         prompts = list(prompt)
     special = bool(body.parse_special)
-    lists = [model.tokenizer.encode(p, special) if isinstance(p, str) else cast("list[int]", p) for p in prompts]
-    for tokens in lists:
+    made: list[array[int]] = []
+    for p in prompts:
+        tokens = model.tokenizer.encode(p, special, watch) if isinstance(p, str) else cast("list[int]", p)
+        watch(len(tokens))
         check_prompt_tokens(tokens, model)
-    return [packed(tokens) for tokens in lists]
+        made.append(packed(tokens))
+    return made
 
 
 def completion_job(body: CompletionBody, tokens: array[int], service: Service, constraint: Constraint | None) -> Job:

@@ -17,10 +17,11 @@ from kakera.server.body import JsonRoute
 from kakera.server.chat import chat_prompt
 from kakera.server.dialect import dialect_job, gather
 from kakera.server.errors import ANTHROPIC_ROUTE, anthropic_body, describe
-from kakera.server.generate import Delta, Generation
+from kakera.server.generate import Delta, Generation, Job
 from kakera.server.messages_input import NAMES, messages_chat
 from kakera.server.messages_schema import CountBody, MessagesBody
 from kakera.server.openapi import ANTHROPIC_ERRORS, streams
+from kakera.server.sampling import count_check
 from kakera.server.service import Service
 from kakera.server.sse import StreamStyle, event, open_stream, unless_disconnected
 
@@ -37,7 +38,7 @@ def messages_routes(service: Service) -> APIRouter:
     async def messages(body: MessagesBody, request: Request) -> Response:
         service.check_model(body.model)
         service.note_unknown_fields(body)
-        job = await dialect_job(messages_chat(body), service, "msg", NAMES)
+        job = await unless_disconnected(request, message_job(body, service))
         cut = job.sampling.max_tokens < body.max_tokens
         # Agents drop the thinking of answers by another model than they asked for, so an alias is kept.
         reply = MessagesReply(service.generation(job, request), body.model or service.model.name, cut)
@@ -46,13 +47,23 @@ def messages_routes(service: Service) -> APIRouter:
         return JSONResponse(await unless_disconnected(request, reply.whole()))
 
     @router.post(f"{ANTHROPIC_ROUTE}/count_tokens")
-    async def count_tokens(body: CountBody) -> TokenCount:
+    async def count_tokens(body: CountBody, request: Request) -> TokenCount:
         service.check_model(body.model)
         service.note_unknown_fields(body)
-        prompt, _ = await chat_prompt(messages_chat(body), service)
-        return {"input_tokens": len(prompt.tokens)}
+        return {"input_tokens": await unless_disconnected(request, count(body, service))}
 
     return router
+
+
+async def message_job(body: MessagesBody, service: Service) -> Job:
+    chat = await service.intake.run(lambda watch: messages_chat(body))
+    return await dialect_job(chat, service, "msg", NAMES)
+
+
+async def count(body: CountBody, service: Service) -> int:
+    chat = await service.intake.run(lambda watch: messages_chat(body))
+    prompt, _ = await chat_prompt(chat, service, count_check(service.engine.limits, "messages"))
+    return len(prompt.tokens)
 
 
 class MessagesReply:

@@ -25,13 +25,14 @@ def record_refusal(metrics: Metrics, route: str, status: int, code: str, param: 
 
 @dataclass
 class RequestRecord:
-    """Times are seconds of the monotonic clock."""
+    """Times are seconds of the monotonic clock. `began`: when the whole request was received."""
 
     id: str
     route: str
     prompt_tokens: int
     metrics: Metrics
-    began: float = field(default_factory=time.monotonic)
+    began: float
+    queued: float = field(default_factory=time.monotonic)  # from here on the engine counts its queue
     first_token: float | None = None
     generated: int = 0
     reasons: list[str] = field(default_factory=list)
@@ -74,13 +75,16 @@ class RequestRecord:
         self.metrics.prompt_sizes.observe(self.prompt_tokens)
         self.metrics.answer_sizes.observe(self.generated)
         if usages:
-            self.metrics.queue_seconds.observe(usages[0].queue_seconds)
+            self.metrics.queue_seconds.observe(self._waited(usages))
             self.metrics.prompt_tokens.inc(self.prompt_tokens)
             self.metrics.cached_tokens.inc(cached)
             self.metrics.misses.labels(WHERE.sub("", miss) or "none").inc()
         line = self._line(reason, cached, miss, usages)
         self.metrics.recent.append({"at": time.time(), **line})
         request_log.info(json.dumps(line))
+
+    def _waited(self, usages: list[Usage]) -> float:
+        return self.queued - self.began + usages[0].queue_seconds
 
     def _line(self, reason: str, cached: int, miss: str, usages: list[Usage]) -> dict[str, object]:
         now = time.monotonic()
@@ -92,7 +96,7 @@ class RequestRecord:
             "cached": cached,
             "miss": miss,
             "generated": self.generated,
-            "queue_s": round(usages[0].queue_seconds, 4) if usages else None,
+            "queue_s": round(self._waited(usages), 4) if usages else None,
             "ttft_s": None if self.first_token is None else round(self.first_token - self.began, 4),
             "tokens_per_s": round((self.generated - 1) / decode, 1) if self.generated > 1 and decode > 0 else None,
             "total_s": round(now - self.began, 4),

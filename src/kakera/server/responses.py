@@ -34,10 +34,11 @@ def responses_routes(service: Service) -> APIRouter:
     async def responses(body: ResponsesBody, request: Request) -> Response:
         service.check_model(body.model)
         service.note_unknown_fields(body)
-        chat, names, left_out = responses_chat(body)
+        read = service.intake.run(lambda watch: responses_chat(body))
+        chat, names, left_out = await unless_disconnected(request, read)
         for kind in left_out:
             service.note(f"tools {kind}", f"tools of type {kind[:100]!r} do not run here and are left out")
-        job = await dialect_job(chat, service, "resp", NAMES)
+        job = await unless_disconnected(request, dialect_job(chat, service, "resp", NAMES))
         reply = ResponsesReply(service.generation(job, request), service.model, body, names)
         if body.stream:
             return await open_stream(request, reply.stream(), StreamStyle(OPENAI_STYLE.ping, reply.failed))

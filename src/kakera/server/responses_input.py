@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +9,7 @@ from kakera.errors import RequestRefused
 from kakera.server.dialect import chat_body, kind_of, string, text_of
 from kakera.server.responses_schema import ResponsesBody, ResponseTool
 from kakera.server.schema import ChatBody
+from kakera.text.json_size import read_json
 
 TEXT = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 NAMES = {
@@ -159,7 +159,7 @@ def call_object(item: dict[str, Any], path: str, names: ToolNames) -> dict[str, 
         arguments: Any = {"input": string(item, "input", path)}
     else:
         try:
-            arguments = json.loads(string(item, "arguments", path) or "{}")
+            arguments = read_json(string(item, "arguments", path) or "{}")
         except (ValueError, RecursionError) as error:
             message = f"{path}.arguments is not JSON ({error})"
             raise RequestRefused(message, param=f"{path}.arguments") from None

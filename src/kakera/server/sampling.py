@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 from kakera.errors import RequestRefused
 from kakera.run.interface import EngineLimits
@@ -11,6 +12,8 @@ from kakera.server.model import ServedModel
 from kakera.server.schema import GenerationBody
 
 TOKEN_DIGITS = 10
+COUNTED = 524_288  # tokens of a text that is only counted, if the context is not larger; as JSON 4 MB
+COUNTED_BEYOND = 4  # a quarter of the context
 
 
 def build_sampling(
@@ -60,13 +63,41 @@ def completion_room(prompt_tokens: int, wanted: int | None, limits: EngineLimits
     """Tokens that may be generated: what is wanted, cut to the context. Raises RequestRefused if there is no room."""
     room = limits.context - prompt_tokens
     if room < 1:
-        raise RequestRefused(
-            f"the prompt has {prompt_tokens} tokens and the context limit is {limits.context}, of which at least one "
-            f"is for the answer; shorten the prompt by {1 - room} tokens or start the server with a larger --context",
-            code="context_length_exceeded",
-            param=param,
-        )
+        raise _prompt_too_long(prompt_tokens, limits, param)
     return room if wanted is None else min(wanted, room)
+
+
+def prompt_check(limits: EngineLimits, param: str) -> Callable[[int], None]:
+    """To be asked while a prompt is made: raises RequestRefused for so many tokens that the rest need not be counted.
+    A prompt that is a little too long is counted to its end: clients shorten it by the number that they are told."""
+
+    def check(tokens: int) -> None:
+        if tokens > limits.context + limits.context // COUNTED_BEYOND:
+            raise _prompt_too_long(tokens, limits, param, "at least ")
+
+    return check
+
+
+def count_check(limits: EngineLimits, param: str) -> Callable[[int], None]:
+    """The same for what is only counted, which may be longer than a prompt."""
+    most = max(COUNTED, limits.context)
+
+    def check(tokens: int) -> None:
+        if tokens > most:
+            message = f"{param} has at least {tokens} tokens and at most {most} are counted in one request; send less"
+            raise RequestRefused(message, code="context_length_exceeded", param=param)
+
+    return check
+
+
+def _prompt_too_long(tokens: int, limits: EngineLimits, param: str, about: str = "") -> RequestRefused:
+    over = tokens - limits.context + 1
+    return RequestRefused(
+        f"the prompt has {about}{tokens} tokens and the context limit is {limits.context}, of which at least one is "
+        f"for the answer; shorten the prompt by {about}{over} tokens or start the server with a larger --context",
+        code="context_length_exceeded",
+        param=param,
+    )
 
 
 def _min_tokens(wanted: int, max_tokens: int) -> int:

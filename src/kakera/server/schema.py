@@ -35,6 +35,13 @@ def _few(pairs: object) -> object:
     return pairs
 
 
+def _few_prompts(prompt: object) -> object:
+    """Before its entries are checked, too."""
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and isinstance(prompt[0], str | list):
+        raise refuse("prompt", f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} fit into one request")
+    return prompt
+
+
 # Bodies are checked on the event loop, where a million wrong entries were 40 seconds of errors that nobody reads.
 Items = Annotated[list[T], Field(fail_fast=True, max_length=MAX_ITEMS)]
 Pairs = Annotated[dict[str, T], BeforeValidator(_few), Field(max_length=MAX_ITEMS)]
@@ -173,7 +180,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     model_config = shown(COMPLETIONS)
 
-    prompt: str | Numbers[str] | Numbers[TokenId] | Numbers[Numbers[TokenId]]
+    prompt: Annotated[str | Numbers[str] | Numbers[TokenId] | Numbers[Numbers[TokenId]], BeforeValidator(_few_prompts)]
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     echo: bool | None = None
@@ -185,8 +192,6 @@ class CompletionBody(GenerationBody):
             raise refuse("max_tokens", "max_tokens must be at least 1 unless echo is true")
         if not self.prompt or (isinstance(self.prompt, list) and any(item in ("", []) for item in self.prompt)):
             raise refuse("prompt", "prompt is empty; send at least one token")
-        if not isinstance(self.prompt, str) and not isinstance(self.prompt[0], int) and len(self.prompt) > MAX_PROMPTS:
-            raise refuse("prompt", f"prompt has {len(self.prompt)} entries; at most {MAX_PROMPTS} fit into one request")
         return self
 
 

@@ -13,6 +13,7 @@ from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.generate import Generation, Job
 from kakera.server.health import EngineWatch
+from kakera.server.intake import Intake
 from kakera.server.metrics import Metrics
 from kakera.server.model import ServedModel
 from kakera.server.record import RequestRecord
@@ -27,6 +28,7 @@ class Service:
     engine: AsyncEngine
     model: ServedModel
     watch: EngineWatch
+    intake: Intake
     metrics: Metrics = field(default_factory=Metrics)
     _noted: set[str] = field(default_factory=set)
     _generations: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
@@ -43,7 +45,7 @@ class Service:
 
     def note_unknown_fields(self, body: Body) -> None:
         """Say once per name that a field has no effect."""
-        for name in unknown_fields(body):
+        for name in unknown_fields(body)[:MAX_NAMES]:
             self.note(name, f"request field {name[:100]!r} is not known and has no effect")
 
     def note(self, key: str, message: str) -> None:
@@ -55,7 +57,9 @@ class Service:
     def generation(self, job: Job, request: Request) -> Generation:
         """From here on the generation's own record says how the request ended."""
         request.state.recorded = True
-        record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics)
+        self.intake.leave()
+        received: float = request.state.received
+        record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received)
         generation = Generation(self.engine, self.model.tokenizer, job, record)
         self._generations.add(generation)
         return generation

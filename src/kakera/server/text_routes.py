@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from kakera.chat.thinking import thinking_switch
 from kakera.errors import RequestRefused
 from kakera.server.answers_operations import Model, Models, Text, Tokens
 from kakera.server.body import JsonRoute
 from kakera.server.chat import plain, render_chat
+from kakera.server.sampling import count_check
 from kakera.server.schema import DetokenizeBody, TokenizeBody
 from kakera.server.service import Service
+from kakera.server.sse import unless_disconnected
 
 
 def text_routes(service: Service) -> APIRouter:
@@ -37,15 +39,21 @@ def text_routes(service: Service) -> APIRouter:
         service.check_model(name)
         return model_object()
 
-    @router.post("/tokenize")
-    async def tokenize(body: TokenizeBody) -> Tokens:
-        service.check_model(body.model)
-        service.note_unknown_fields(body)
+    async def tokens_of(body: TokenizeBody) -> list[int]:
+        limits = service.engine.limits
         if body.messages is not None:
             variables = thinking_switch(body.chat_template_kwargs or {}, None)
-            tokens = list((await render_chat(model, body.messages, plain(body.tools), variables)).tokens)
-        else:
-            tokens = await asyncio.to_thread(model.tokenizer.encode, body.prompt or "", bool(body.parse_special))
+            check = count_check(limits, "messages")
+            return list((await render_chat(service, body.messages, plain(body.tools), variables, check)).tokens)
+        prompt, special = body.prompt or "", bool(body.parse_special)
+        work = partial(model.tokenizer.encode, prompt, special)
+        return await service.intake.run(work, count_check(limits, "prompt"))
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeBody, request: Request) -> Tokens:
+        service.check_model(body.model)
+        service.note_unknown_fields(body)
+        tokens = await unless_disconnected(request, tokens_of(body))
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.engine.limits.context}
 
     @router.post("/detokenize")
@@ -55,6 +63,6 @@ def text_routes(service: Service) -> APIRouter:
         if body.tokens and max(body.tokens) >= model.vocab:
             message = f"tokens: token id {max(body.tokens)} is outside the vocabulary of {model.vocab}"
             raise RequestRefused(message, param="tokens")
-        return {"prompt": await asyncio.to_thread(model.tokenizer.decode, body.tokens)}
+        return {"prompt": await service.intake.run(lambda watch: model.tokenizer.decode(body.tokens))}
 
     return router
