@@ -9,7 +9,17 @@ from fake_runner import VOCAB, FakeRunner, next_token
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.schedule.limits import Limits
-from kakera.schedule.request import Boundary, Event, Finished, Flushed, PromptLogprobs, Request, Sampling, Tokens
+from kakera.schedule.request import (
+    NO_LIMIT,
+    Boundary,
+    Event,
+    Finished,
+    Flushed,
+    PromptLogprobs,
+    Request,
+    Sampling,
+    Tokens,
+)
 from kakera.schedule.scheduler import Scheduler
 from kakera.schedule.step import PAGE, StepPlan
 
@@ -51,11 +61,12 @@ class Driver:
         self.echo: dict[str, tuple] = {}
         self._serial = 0
 
-    def submit(self, tokens, max_tokens=4, id=None, boundaries=(), salt=b"", **sampling) -> str:
+    def submit(self, tokens, max_tokens=4, id=None, boundaries=(), salt=b"", allowed=NO_LIMIT, **sampling) -> str:
         self._serial += 1
         name = id or f"r{self._serial}"
         self.scheduler.submit(
-            Request(name, tuple(tokens), Sampling(max_tokens=max_tokens, seed=1, **sampling), tuple(boundaries), salt)
+            Request(name, tuple(tokens), Sampling(max_tokens=max_tokens, seed=1, **sampling), tuple(boundaries), salt),
+            allowed,
         )
         return name
 
@@ -65,6 +76,7 @@ class Driver:
         self.cache.check_integrity()
         if plan is None:
             self.note(self.scheduler.take_events())
+            assert self.scheduler.stats().idle, "somebody could go on"
             return False
         self.plans.append(plan)
         self.commit(plan)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kakera.errors import RequestRefused
+from kakera.schedule.request import NO_LIMIT
 
 MAX_TOKENS = 400
 
@@ -34,14 +35,18 @@ def play(seed: int, pages: int, slots: int, host: float, windowed: bool, steps: 
         saves=rng.choice([1, 2, 2**31]),
     )
     wanted: dict[str, tuple] = {}
+    going_on: set[str] = set()  # by the last plan
     for _ in range(steps):
         if rng.random() < 0.35:
             prompt, ends = conversation_prompt(rng)
             sampling = {"max_tokens": rng.choice([0, 1, 5, 70, MAX_TOKENS]), "stop_token_ids": (1, 2)}
             sampling["min_tokens"] = min(rng.choice([0, 0, 20]), sampling["max_tokens"])
             sampling["prompt_logprobs"] = 1 if rng.random() < 0.1 else None
+            allowed = rng.choice([NO_LIMIT, NO_LIMIT, 1, 30])
             try:
-                name = driver.submit(prompt, boundaries=ends, salt=rng.choice([b"", b"", b"x"]), **sampling)
+                name = driver.submit(
+                    prompt, boundaries=ends, salt=rng.choice([b"", b"", b"x"]), allowed=allowed, **sampling
+                )
             except RequestRefused:
                 assert len(prompt) + 1 > pages * 64
             else:
@@ -51,14 +56,24 @@ def play(seed: int, pages: int, slots: int, host: float, windowed: bool, steps: 
             driver.runner.failing.add(rng.choice(live))
         if rng.random() < mishaps / 5:
             driver.flush()
+        if live and rng.random() < 0.3:
+            reader = rng.choice(live)
+            driver.scheduler.allow(reader, len(driver.text[reader]) + rng.choice([1, 30]))
+        preemptions = driver.cache.counters["preemptions"]
         plan = driver.scheduler.plan_step()
         driver.cache.check_integrity()
+        if plan is not None and driver.cache.counters["preemptions"] == preemptions:
+            left_out = going_on - {row.request_id for row in plan.decode} - driver.finished.keys()
+            assert not left_out, "something may have run ahead behind these"
+        going_on = {row.request_id for row in plan.decode if not row.pauses} if plan is not None else set()
         if live and rng.random() < mishaps:
             driver.scheduler.abort(rng.choice(live))
         if plan is not None:
             driver.commit(plan)
         else:
             driver.note(driver.scheduler.take_events())
+    for name in wanted:
+        driver.scheduler.allow(name, NO_LIMIT)
     driver.run()
     check_answers(driver, wanted)
     return driver

@@ -44,7 +44,7 @@ def decoding(context: int, batch: int = 1) -> Scheduler:
         ask(scheduler, f"r{i}", prompt(context, seed=i))
     while len(step(scheduler).decode) < batch:
         pass
-    while (len(scheduler.running.youngest().tokens) - 3) % PAGE:
+    while (len(scheduler.running.oldest_first()[-1].tokens) - 3) % PAGE:
         step(scheduler)
     return scheduler
 
@@ -87,7 +87,7 @@ def test_a_page_border_costs_little_more_than_a_step():
     usual = seconds_of_a_step(scheduler)
     borders = []
     for _ in range(4):
-        while len(scheduler.running.youngest().tokens) % PAGE:
+        while len(scheduler.running.oldest_first()[-1].tokens) % PAGE:
             step(scheduler)
         began = time.perf_counter()
         step(scheduler)

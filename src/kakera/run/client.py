@@ -23,6 +23,7 @@ from kakera.run.messages import (
     Abort,
     Accepted,
     Alive,
+    Allow,
     Failed,
     Flush,
     FlushDone,
@@ -35,10 +36,13 @@ from kakera.run.messages import (
 )
 from kakera.run.process import engine_main
 from kakera.run.socket_place import make_socket_directory
-from kakera.schedule.request import EngineStats, Event, Finished, Flushed, Request
+from kakera.schedule.request import EngineStats, Event, Finished, Flushed, Request, Tokens
 
 STOP_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.5
+# A request pauses when so many tokens wait for its reader: with 20 log-probabilities each 0.7 MB. Its reader may stop
+# for the time of half of them before that costs it anything (a second of a 27B that decodes alone).
+UNREAD_TOKENS = 256
 
 
 @contextlib.contextmanager
@@ -141,7 +145,8 @@ class EngineClient:
         self._streams[request.id] = queue
         ended = False
         try:
-            await self._socket.send(encode(Submit.of(request)))
+            read, allowed = 0, UNREAD_TOKENS
+            await self._socket.send(encode(Submit.of(request, allowed)))
             while True:
                 item = await queue.get()
                 if isinstance(item, Exception):
@@ -153,6 +158,10 @@ class EngineClient:
                 yield item
                 if ended:
                     return
+                read += len(item.tokens) if isinstance(item, Tokens) else 0
+                if read + UNREAD_TOKENS // 2 >= allowed:
+                    allowed = read + UNREAD_TOKENS
+                    await self._socket.send(encode(Allow(request.id, allowed)))
         finally:
             self._streams.pop(request.id, None)
             if not ended and not self._dead.is_set():

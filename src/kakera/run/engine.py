@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kakera.run.interface import EngineLimits, Runner
-from kakera.schedule.request import EngineStats, Event, Flushed, Request
+from kakera.schedule.request import NO_LIMIT, EngineStats, Event, Flushed, Request
 from kakera.schedule.scheduler import Scheduler
 from kakera.schedule.step import StepResult
 
@@ -21,8 +21,11 @@ class LocalEngine:
         limits = self.scheduler.limits
         return EngineLimits(limits.context, limits.max_waiting)
 
-    def submit(self, request: Request) -> None:
-        self.scheduler.submit(request)
+    def submit(self, request: Request, allowed: int = NO_LIMIT) -> None:
+        self.scheduler.submit(request, allowed)
+
+    def allow(self, request_id: str, tokens: int) -> None:
+        self.scheduler.allow(request_id, tokens)
 
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from kakera.schedule.request import EngineStats, Event, Flushed, Request
+from kakera.schedule.request import NO_LIMIT, EngineStats, Event, Flushed, Request
 from kakera.schedule.step import StepPlan, StepResult
 
 PROBE = "health-"  # ids of requests by which a server sees whether a token comes; scripts spend no stream on them
@@ -23,8 +23,15 @@ class Runner(Protocol):
 class Engine(Protocol):
     """One model that can be asked. Implemented in process (tests, Python API) and by a client of the engine process."""
 
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestRefused (400 if it can never run, 429 if the queue is full)."""
+    def submit(self, request: Request, allowed: int = NO_LIMIT) -> None:
+        """Queue a request. Raises RequestRefused (400 if it can never run, 429 if the queue is full).
+
+        It pauses, while others go on, when it has generated `allowed` tokens: what waits for a reader has a bound.
+        """
+        ...
+
+    def allow(self, request_id: str, tokens: int) -> None:
+        """Its reader has come further: a request may generate up to `tokens` tokens in all. Unknown ids are ignored."""
         ...
 
     def abort(self, request_id: str) -> None:
@@ -59,7 +66,8 @@ class AsyncEngine(Protocol):
         """Submit and yield events up to and including Finished.
 
         Raises RequestRefused before the first event if the request is refused, EngineDied if the engine is gone.
-        Closing the iterator early (client disconnect) aborts the request.
+        Closing the iterator early (client disconnect) aborts the request. Asking for an event says that those before
+        have been read: the request pauses when too many tokens wait for that.
         """
         ...
 

@@ -1,7 +1,7 @@
 """What the server process and the engine process say to each other: msgpack over one ZeroMQ pair socket.
 
-Server to engine: Submit, Abort, Flush. Engine to server: Ready or Failed once, then Accepted or Refused per request,
-Step after each step that had events, FlushDone per Flush in order, and Alive at least once a second.
+Server to engine: Submit, Allow, Abort, Flush. Engine to server: Ready or Failed once, then Accepted or Refused per
+request, Step after each step that had events, FlushDone per Flush in order, and Alive at least once a second.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 
 from kakera.run.interface import EngineLimits
 from kakera.schedule.request import (
+    NO_LIMIT,
     EngineStats,
     Event,
     Finished,
@@ -30,14 +31,22 @@ class Submit(msgspec.Struct, tag=True):
 
     head: Request
     tokens: bytes
+    allowed: int  # tokens that may be generated before an Allow comes
 
     @staticmethod
-    def of(request: Request) -> Submit:
-        return Submit(replace(request, tokens=()), packed(request.tokens).tobytes())
+    def of(request: Request, allowed: int = NO_LIMIT) -> Submit:
+        return Submit(replace(request, tokens=()), packed(request.tokens).tobytes(), allowed)
 
     @property
     def request(self) -> Request:
         return replace(self.head, tokens=array("i", self.tokens))
+
+
+class Allow(msgspec.Struct, tag=True):
+    """The request's reader has come further: up to `tokens` tokens may be generated in all."""
+
+    request_id: str
+    tokens: int
 
 
 class Abort(msgspec.Struct, tag=True):
@@ -48,7 +57,7 @@ class Flush(msgspec.Struct, tag=True):
     """Forget the cached prefixes that nobody holds."""
 
 
-ToEngine = Submit | Abort | Flush
+ToEngine = Submit | Allow | Abort | Flush
 
 
 class Ready(msgspec.Struct, tag=True):

@@ -20,6 +20,7 @@ from kakera.run.messages import (
     Abort,
     Accepted,
     Alive,
+    Allow,
     Failed,
     Flush,
     FlushDone,
@@ -72,7 +73,7 @@ def serve(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
         _receive(engine, socket)
         events = engine.step()
         stats = engine.stats()
-        idle = not (stats.running or stats.waiting)
+        idle = stats.idle
         now = time.monotonic()
         if events:
             socket.send(encode(Step.of(events, stats)))
@@ -91,10 +92,12 @@ def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
         match message:
             case Submit() as submit:
                 try:
-                    engine.submit(submit.request)
+                    engine.submit(submit.request, submit.allowed)
                     socket.send(encode(Accepted(submit.head.id)))
                 except RequestRefused as r:
                     socket.send(encode(Refused(submit.head.id, str(r), r.status, r.code, r.param)))
+            case Allow(request_id, tokens):
+                engine.allow(request_id, tokens)
             case Abort(request_id):
                 engine.abort(request_id)
             case Flush():

@@ -22,6 +22,9 @@ class WaitingQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting
 
+    def get(self, request_id: str) -> Sequence | None:
+        return self._waiting.get(request_id)
+
     def push(self, sequence: Sequence) -> None:
         self._waiting[sequence.id] = sequence
 

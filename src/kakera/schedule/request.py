@@ -115,6 +115,7 @@ class Usage:
     decode_seconds: float = 0.0
 
 
+NO_LIMIT = 2**31  # tokens: more than any context
 FinishReason = Literal["stop", "length", "abort", "error"]
 ENGINE_ERROR, INVALID_GRAMMAR = "engine_error", "invalid_grammar"  # codes of an error: whose fault it is
 
@@ -190,10 +191,12 @@ class EngineStats:
     """A snapshot of the engine for /metrics, /health, the page and the log. Numbers and ids only.
 
     `pages_free` counts every page that a request can have now; `pages_cached` of these hold a reusable prefix.
+    `paused` of the requests that run and wait do so for their readers.
     """
 
     running: int = 0
     waiting: int = 0
+    paused: int = 0
     pages_free: int = 0
     pages_cached: int = 0
     pages_total: int = 0
@@ -206,3 +209,8 @@ class EngineStats:
     host_bytes: dict[str, int] = field(default_factory=dict)  # in use, by kind: checkpoint, sink, page
     counters: dict[str, float] = field(default_factory=dict)
     active: tuple[Active, ...] = ()  # oldest first
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to compute: whoever is left waits for its reader."""
+        return self.running + self.waiting == self.paused

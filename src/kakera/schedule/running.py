@@ -30,8 +30,9 @@ class Running:
     def oldest_first(self) -> list[Sequence]:
         return sorted(self._running.values(), key=lambda sequence: sequence.arrival)
 
-    def youngest(self) -> Sequence:
-        return max(self._running.values(), key=lambda sequence: sequence.arrival)
+    def victim(self) -> Sequence:
+        """Whom to preempt: the youngest of those that wait for their readers, or else the youngest."""
+        return max(self._running.values(), key=lambda sequence: (sequence.paused, sequence.arrival))
 
     def prefilling(self) -> list[Sequence]:
         return [sequence for sequence in self.oldest_first() if sequence.prefilling]

@@ -15,6 +15,7 @@ from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.request import (
+    NO_LIMIT,
     EngineStats,
     Event,
     Finished,
@@ -47,8 +48,11 @@ class Scheduler:
 
     # What callers do
 
-    def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestRefused: 400 if it can never run or its id is taken, 429 if too many wait."""
+    def submit(self, request: Request, allowed: int = NO_LIMIT) -> None:
+        """Queue a request that may generate `allowed` tokens before `allow` lets it go on.
+
+        Raises RequestRefused: 400 if it can never run or its id is taken, 429 if too many wait.
+        """
         self.limits.check(request)
         if request.id in self.waiting or request.id in self.running:
             raise RequestRefused(f"a request with the id {request.id!r} is not finished yet", code="duplicate_id")
@@ -59,7 +63,12 @@ class Scheduler:
                 code="queue_full",
             )
         self._arrivals += 1
-        self.waiting.push(Sequence(request, self._arrivals, self.clock()))
+        self.waiting.push(Sequence(request, self._arrivals, self.clock(), allowed=allowed))
+
+    def allow(self, request_id: str, tokens: int) -> None:
+        """Let a request generate up to `tokens` tokens in all; there it pauses. Unknown ids are ignored."""
+        if sequence := self.running.get(request_id) or self.waiting.get(request_id):
+            sequence.allowed = max(sequence.allowed, tokens)
 
     def abort(self, request_id: str) -> None:
         """End a request: now, or when the step in flight is committed. Unknown ids are ignored."""
@@ -81,9 +90,10 @@ class Scheduler:
         """Decide the next step; None if there is nothing to compute. Commit it before planning again."""
         assert self._in_flight is None, "plan_step before the last plan was committed"
         running = len(self.running)
-        decode = [self._row(s, len(s.tokens)) for s in self.running.oldest_first() if s.decoding and self._has_page(s)]
+        going = [s for s in self.running.oldest_first() if s.decoding and not s.paused]
+        decode = [self._row(s, len(s.tokens)) for s in going if self._has_page(s)]
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
-            self.admission.admit(self.waiting, self.running)
+            self._admit()
         prompts = self.running.prefilling()
         shares = divide(self.budget.tokens(len(decode)), [s.target - s.computed for s in prompts], self._steps)
         prefill = self._segments(prompts, shares)
@@ -93,6 +103,13 @@ class Scheduler:
         before, after = self.cache.take_actions(), self.cache.sink_actions()
         self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after)
         return self._in_flight
+
+    def _admit(self) -> None:
+        """Whoever can run comes before those that wait for their readers, who lose their places to it."""
+        while not self.admission.admit(self.waiting, self.running):
+            if not self.running or not (victim := self.running.victim()).paused:
+                return
+            self._preempt(victim)
 
     def _segments(self, prompts: list[Sequence], shares: list[int]) -> list[Row]:
         """Rows of the prompts' shares, cut where the step would save more than it may."""
@@ -119,12 +136,14 @@ class Scheduler:
             prompt_tokens=sequence.prompt_tokens,
             sample=end == len(sequence.tokens) and sampling.max_tokens > 0,
             saves=self.cache.reserve(lease, saves),
+            pauses=sequence.pauses_after(1),
         )
 
     def _has_page(self, sequence: Sequence) -> bool:
         """A page for the next token: free, evicted, or taken from the youngest request. False if it was this one's own.
 
-        Only the youngest is ever preempted, so the oldest always finishes.
+        Only the youngest is ever preempted (of those that wait for their readers, if there are any), so the oldest that
+        can go on always finishes.
         """
         while sequence.lease is not None and len(sequence.lease.pages) * PAGE < len(sequence.tokens):
             if self.cache.grow(sequence.lease):
@@ -132,7 +151,7 @@ class Scheduler:
             if len(self.running) == 1:
                 self._end(sequence, "length")  # it fills the whole pool
             else:
-                self._preempt(self.running.youngest())
+                self._preempt(self.running.victim())
         return sequence.lease is not None
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -220,6 +239,7 @@ class Scheduler:
         return EngineStats(
             running=len(self.running),
             waiting=len(self.waiting),
+            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in self.waiting),
             pages_free=self.cache.available,
             pages_cached=self.cache.tree.unlocked,
             pages_total=self.limits.pages,

@@ -10,7 +10,7 @@ from kakera.cache.lease import Lease
 from kakera.cache.match import Match
 from kakera.cache.tree import page_keys
 from kakera.schedule.loops import LoopGuard
-from kakera.schedule.request import Active, FinishReason, Request, TokenLogprob, Usage, packed
+from kakera.schedule.request import NO_LIMIT, Active, FinishReason, Request, TokenLogprob, Usage, packed
 from kakera.schedule.step import PAGE, Row, RowResult
 
 
@@ -39,6 +39,7 @@ class Sequence:
     echoed: bool = False  # the prompt's log-probabilities were reported
     aborted: bool = False
     stop_token: int | None = None  # the end token that ended it
+    allowed: int = NO_LIMIT  # tokens that its reader lets it generate by now, in all
     loops: LoopGuard | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +66,15 @@ class Sequence:
     @property
     def decoding(self) -> bool:
         return self.lease is not None and self.computed >= self.target
+
+    @property
+    def paused(self) -> bool:
+        """It waits for its reader: no step computes it and nobody admits it. It decodes then, or is in the queue."""
+        return self.pauses_after(0)
+
+    def pauses_after(self, tokens: int) -> bool:
+        """Whether it waits for its reader once so many further tokens are generated."""
+        return self.completion_tokens + tokens >= self.allowed
 
     @property
     def wants_echo(self) -> bool:

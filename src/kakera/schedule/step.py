@@ -86,6 +86,9 @@ class Row:
     request's whole token list so far, this row's tokens included (read only; for penalties); `prompt_tokens` of it
     are the prompt. A row with `sample` yields the next token. `pages` and `context` are arrays of 32-bit integers:
     numpy and torch can take their buffers as they are, but only for a moment, since `context` grows in place.
+
+    `pauses`: the next step may leave the request out although it has not ended, so nothing may run ahead behind this
+    row: a state that is a token ahead of its text can not be taken back.
     """
 
     request_id: str
@@ -98,6 +101,7 @@ class Row:
     prompt_tokens: int
     sample: bool
     saves: tuple[SavePoint, ...] = ()
+    pauses: bool = False
 
     @property
     def end(self) -> int:

@@ -34,6 +34,7 @@ from kakera.text.detokenize import Detokenizer
 from kakera.text.stops import StopMatcher
 from kakera.text.tokenizer import Tokenizer
 
+UNREAD_DELTAS = 16  # of a generation; then its streams are not read on, and the engine pauses them
 STATUS = {ENGINE_ERROR: 500, INVALID_GRAMMAR: 400}  # by the code of an error
 
 
@@ -178,13 +179,15 @@ class Generation:
     usages: list[Usage] = field(default_factory=list)
     reasoning_tokens: int = 0  # of the choices that have ended
     _merged: asyncio.Queue[Delta | Exception | None] = field(default_factory=asyncio.Queue)
+    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNREAD_DELTAS))  # for Deltas in _merged
 
     def end(self, error: Exception) -> None:
         """Have `deltas` raise this, now or when it is asked."""
         self._merged.put_nowait(error)
 
     async def deltas(self) -> AsyncGenerator[Delta]:
-        """What happens, as it happens. Closing the generator aborts whatever still runs, so use `aclosing`."""
+        """What happens, as it happens; while nobody asks for more, the choices pause. Closing the generator aborts
+        whatever still runs, so use `aclosing`."""
         runs = [asyncio.create_task(self._pump(choice)) for choice in range(self.job.choices)]
         open_choices = self.job.choices
         try:
@@ -194,8 +197,10 @@ class Generation:
                     raise item
                 if item is None:
                     open_choices -= 1
-                elif not item.empty:
+                    continue
+                if not item.empty:
                     yield item
+                self._room.release()
             self.record.finished(self.usages)
         except Exception as error:
             self.record.failed(error)
@@ -212,6 +217,7 @@ class Generation:
         try:
             async with contextlib.aclosing(self._choice(choice)) as deltas:
                 async for delta in deltas:
+                    await self._room.acquire()
                     self._merged.put_nowait(delta)
             self._merged.put_nowait(None)
         except Exception as error:

@@ -42,7 +42,7 @@ class EngineWatch:
         self.death: EngineDied | None = None
         self._poll_seconds = poll_seconds
         self._steps = -1
-        self.moved_at = time.monotonic()  # when the engine last finished a step, or said that it is idle
+        self.moved_at = time.monotonic()  # when the engine last finished a step, or said that nothing is to be computed
         self.last = EngineStats()
 
     async def run(self) -> None:
@@ -59,7 +59,7 @@ class EngineWatch:
             self.give_up(error)
             raise
         # an old report shows nothing: an engine that hangs in its first step after a pause was idle in its last one
-        if stats is not self.last and (stats.steps != self._steps or not (stats.running or stats.waiting)):
+        if stats is not self.last and (stats.steps != self._steps or stats.idle):
             self._steps, self.moved_at = stats.steps, time.monotonic()
         self.last = stats
         return stats
@@ -126,7 +126,7 @@ class DeepProbe:
     @property
     def _crowded(self) -> bool:
         last = self.watch.last
-        return last.waiting > 0 or (last.running > 0 and last.slots_free == 0)
+        return not last.idle and (last.waiting > 0 or last.slots_free == 0)
 
 
 def health_routes(watch: EngineWatch) -> APIRouter:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
+import logging
 import resource
+import struct
+import termios
 import time
 from typing import Any, ClassVar
 
@@ -14,6 +18,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kakera.server.errors import Refusals, error_body
 
+log = logging.getLogger(__name__)
+
 HEADER_BYTES, HEADER_COUNT = 16 * 1024, 100
 BODY_BYTES = 32 * 1024 * 1024  # at most; 262,144 tokens are about 1 MB of text
 LEAST_BODY_BYTES = 4 * 1024 * 1024  # however small the context: a body may bring many prompts, and schemas
@@ -21,7 +27,8 @@ TOKEN_BYTES = 64  # of JSON, at least what a context is taken to hold for each t
 BODY_SECONDS = 60.0  # 32 MB at 0.5 MB/s
 REQUEST_SECONDS = BODY_SECONDS + 5  # later than the answer that a slow body gets
 KEEP_ALIVE_SECONDS = 5  # between requests of a connection
-UNREAD_SECONDS = 60.0  # in which a client must take 48 KiB of an answer that waits for it: 800 bytes a second
+UNREAD_SECONDS = 60.0  # in which a client must take something of an answer that waits for it
+LOOKS = 4  # at what it took, in that time
 OPEN_FILES = 65_536
 
 
@@ -105,7 +112,7 @@ class TimedConnection(H11Protocol):
     seconds: ClassVar[float] = REQUEST_SECONDS
     unread_seconds: ClassVar[float] = UNREAD_SECONDS
     _deadline: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -123,7 +130,28 @@ class TimedConnection(H11Protocol):
     def pause_writing(self) -> None:
         """64 KiB wait, beside what the kernel holds."""
         super().pause_writing()
-        self._unread = self.loop.call_later(self.unread_seconds, self.transport.abort)
+        self._look_later(self.unread_bytes, looks=LOOKS)
+
+    def _look_later(self, before: int, looks: int) -> None:
+        """`before` bytes were unread when the client last took some; it has so many looks left."""
+        self._look = self.loop.call_later(self.unread_seconds / LOOKS, self.look_at_reader, before, looks - 1)
+
+    def look_at_reader(self, before: int, looks: int) -> None:
+        """Whether a client reads is seen by what it takes, not by whether there is room to write: the kernel holds
+        megabytes of an answer, and a slow reader makes no room for minutes."""
+        if (unread := self.unread_bytes) < before:
+            self._look_later(unread, looks=LOOKS)
+        elif looks > 0:
+            self._look_later(before, looks)
+        else:
+            log.warning("a client took nothing of its answer for %g seconds and was cut off", self.unread_seconds)
+            self.transport.abort()
+
+    @property
+    def unread_bytes(self) -> int:
+        """Of the answer, here and in the kernel, that the client's machine has not taken. While writing pauses nothing
+        is added."""
+        return self.transport.get_write_buffer_size() + _in_kernel(self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -142,9 +170,19 @@ class TimedConnection(H11Protocol):
             self._deadline = None
 
     def _stop_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+
+def _in_kernel(transport: asyncio.Transport) -> int:
+    """Bytes sent that the other side has not acknowledged: a full one acknowledges as its program reads. 0 where the
+    system does not tell."""
+    try:
+        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, AttributeError):  # closed, or no socket
+        return 0
+    return int(struct.unpack("i", told)[0])
 
 
 def allow_open_files() -> None:

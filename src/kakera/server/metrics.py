@@ -25,6 +25,7 @@ GENERATED_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 GAUGES = (
     ("running", "requests that generate or prefill"),
     ("waiting", "requests in the queue"),
+    ("paused", "requests, running or in the queue, that wait for their clients to read"),
     ("pages_free", "KV pages of 64 tokens that a request can have now, those with a cached prefix included"),
     ("pages_cached", "KV pages of 64 tokens that hold a reusable prefix and no request uses"),
     ("pages_total", "KV pages of 64 tokens"),
