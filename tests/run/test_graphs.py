@@ -12,11 +12,12 @@ from run_world import World, ask, tokens_of
 
 from kakera.run import runner
 from kakera.run.store import HostStore
+from kakera.schedule.request import NO_LIMIT
 
 
-def drive(world: World, seed: int) -> dict[str, tuple[list[int], str]]:
+def drive(world: World, seed: int, slow: bool = False) -> dict[str, tuple[list[int], str]]:
     """Requests that come, stop, are cut off and begin where others ended, by the steps of a clock that both worlds
-    share; each one's tokens and why it ended."""
+    share; each one's tokens and why it ended. `slow`: half of the readers take five tokens every seven steps."""
     rng = random.Random(seed)
     told: dict[str, list[int]] = {}
     ended: dict[str, str] = {}
@@ -39,7 +40,9 @@ def drive(world: World, seed: int) -> dict[str, tuple[list[int], str]]:
     for step in range(2000):
         for when, request in waiting:
             if when == step:
-                world.engine.submit(request)
+                world.engine.submit(request, 3 if slow and when % 2 else NO_LIMIT)
+            elif when < step and step % 7 == 0:
+                world.engine.allow(request.id, len(told.get(request.id, ())) + 5)
         if step in aborts:
             world.engine.abort(aborts[step])
         for event in world.engine.step():
@@ -59,6 +62,30 @@ def test_what_runs_ahead_changes_no_answer(tiny_model, changes):
     assert sum(one.replays for one in made) > 40
     assert isinstance(replayed.runner.store, HostStore)
     assert replayed.engine.stats().counters.get("preemptions", 0) == plain.engine.stats().counters.get("preemptions", 0)
+
+
+@pytest.mark.parametrize("changes", [{}, {"pages": 14, "slots": 3}], ids=["roomy", "crowded"])
+def test_readers_that_lag_change_no_answer_and_others_still_run_ahead(tiny_model, changes):
+    plain, replayed, made = worlds(tiny_model, **changes)
+    assert drive(replayed, seed=2, slow=True) == drive(plain, seed=2, slow=True)
+    assert sum(one.replays for one in made) > 40
+    replayed.check_idle()
+
+
+def test_nothing_runs_ahead_behind_a_row_that_the_next_step_leaves_out(tiny_model):
+    world = World.build(tiny_model)
+    one, _, _, _ = made = with_graphs(world, 4)
+    world.engine.submit(ask("slow", tokens_of(1, 70), 40), 6)
+    world.engine.submit(ask("quick", tokens_of(2, 70), 40))
+    while (stats := world.engine.stats()).paused == 0:
+        world.engine.step()
+    replays, steps = one.replays, stats.steps
+    for _ in range(10):
+        world.engine.step()
+    assert world.engine.stats().steps - steps == 10 and one.replays - replays == 11, "one of them runs ahead"
+    slot = world.engine.scheduler.running.get("slow").lease.slot
+    assert sum(each.replays for each in made) < 40 and world.engine.runner.graphs._ahead
+    assert all(key[1] != slot for key in world.engine.runner.graphs._ahead)
 
 
 def test_a_second_turn_continues_what_ran_ahead_of_its_end(tiny_model):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from run_world import World, ask, tiny_plan, tokens_of
 
 from kakera.errors import RequestRefused
-from kakera.schedule.request import Constraint, Finished, Request, ThinkingBudget, Tokens
+from kakera.schedule.request import NO_LIMIT, Constraint, Finished, Request, ThinkingBudget, Tokens
 
 POISON = 7  # an id whose embedding is NaN: no prompt has it, some requests like to say it
 END, THINK, CLOSE = 258, 261, 262
@@ -40,6 +40,7 @@ class Ask:
     thinks: bool = False
     stops: bool = False
     echo: bool = False
+    allowed: int = NO_LIMIT
 
     def requests(self, number: int) -> list[Request]:
         tokens = (*tokens_of(self.text, self.shared), *tokens_of(1000 + number, self.own))
@@ -73,11 +74,13 @@ asks = st.builds(
     thinks=st.sampled_from([False, False, True]),
     stops=st.booleans(),
     echo=st.sampled_from([False, False, False, True]),
+    allowed=st.sampled_from([NO_LIMIT, 1, 20]),
 )
 moves = st.one_of(
     asks,
     st.tuples(st.just("steps"), st.sampled_from([1, 1, 2, 3, 10, 30])),
     st.tuples(st.just("abort"), st.integers(0, 7)),
+    st.tuples(st.just("read"), st.sampled_from([3, 25])),
     st.tuples(st.just("flush"), st.just(0)),
     st.tuples(st.just("copies"), st.just(0)),
 )
@@ -91,7 +94,7 @@ def play(world: World, game: list, finish_copies=lambda: None) -> list:
         if isinstance(move, Ask):
             for request in move.requests(number % 3 if number % 4 == 3 else number):
                 try:
-                    world.engine.submit(request)
+                    world.engine.submit(request, move.allowed)
                 except RequestRefused as error:
                     told.append(error.code)
             number += 1
@@ -102,12 +105,15 @@ def play(world: World, game: list, finish_copies=lambda: None) -> list:
                 told += world.engine.step()
         elif kind == "abort":
             world.engine.abort(f"r{max(0, number - 1 - count // 2)}.{count % 2}")
+        elif kind == "read":
+            read(world, count)
         elif kind == "flush":
             told.append(replace(world.engine.flush(), host_bytes=0))
         else:
             finish_copies()
     for _ in range(4000):
         told += world.engine.step()
+        read(world, 9)
         stats = world.engine.stats()
         if not stats.running + stats.waiting:
             world.settle()
@@ -115,6 +121,13 @@ def play(world: World, game: list, finish_copies=lambda: None) -> list:
             world.check_idle()
             return told
     raise AssertionError("some requests never end")
+
+
+def read(world: World, count: int) -> None:
+    """All readers come so many tokens further."""
+    scheduler = world.engine.scheduler
+    for sequence in (*scheduler.running.oldest_first(), *scheduler.waiting):
+        world.engine.allow(sequence.id, sequence.completion_tokens + count)
 
 
 def seen(event: object) -> object:

@@ -24,7 +24,7 @@ def test_a_paused_request_is_left_out_while_others_go_on_and_misses_nothing():
     driver.scheduler.allow("slow", 8)
     driver.scheduler.allow("slow", 7)  # what was allowed once stays so
     driver.scheduler.allow("unknown", 8)
-    assert decoded(driver, 10) == [{"slow", "quick"}] * 3 + [{"quick"}] * 7
+    assert decoded(driver, 10) == [{"quick"}] + [{"slow", "quick"}] * 3 + [{"quick"}] * 6
     driver.scheduler.allow("slow", NO_LIMIT)
     driver.run()
     assert driver.text["slow"] == answer(slow, 200) and driver.text["quick"] == answer(quick, 200)
@@ -32,14 +32,21 @@ def test_a_paused_request_is_left_out_while_others_go_on_and_misses_nothing():
     driver.assert_idle_is_clean()
 
 
-def test_the_plan_says_behind_which_rows_nothing_may_run_ahead():
+def test_a_plan_says_when_the_next_one_may_have_other_rows():
     driver = Driver()
     driver.submit(prose(100), max_tokens=200, id="slow", allowed=5)
     driver.submit(prose(100, seed=1), max_tokens=200, id="quick")
-    decoded(driver, 20)
-    rows = [row for plan in driver.plans for row in plan.decode]
-    assert [row.pauses for row in rows if row.request_id == "slow"] == [False, False, False, True]
-    assert not any(row.pauses for row in rows if row.request_id == "quick")
+    decoded(driver, 10)
+    driver.scheduler.allow("slow", 8)
+    decoded(driver, 10)
+    decoding = [(len(plan.decode), plan.changes) for plan in driver.plans if not plan.prefill]
+    first = [(2, False)] * 3 + [(2, True)]
+    assert decoding[: len(first)] == first, "it is left out behind its last token"
+    back = decoding.index((1, True))
+    assert decoding[len(first) : back] == [(1, False)] * (back - len(first))
+    assert decoding[back : back + 5] == [(1, True), (2, False), (2, False), (2, True), (1, False)], (
+        "and comes announced"
+    )
 
 
 def test_with_nobody_else_there_is_nothing_to_compute_and_an_abort_ends_it():

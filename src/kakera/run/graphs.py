@@ -115,10 +115,9 @@ class DecodeGraphs:
 
     def run_ahead(self, rows: Sequence[Row], tokens_R: Tensor) -> None:
         """Launch the step behind `rows`, whose outputs were the last taken, with the tokens [R] chosen from them. Does
-        nothing if a row needs a page that it does not have yet, or may be left out of the next step, or if all of them
-        end by their length now."""
+        nothing if a row needs a page that it does not have yet, or if all of them end by their length now."""
         ends = [len(row.context) + 1 - row.prompt_tokens >= row.sampling.max_tokens for row in rows]
-        if all(ends) or any(row.pauses or (row.start + 1) // PAGE >= len(row.pages) for row in rows):
+        if all(ends) or any((row.start + 1) // PAGE >= len(row.pages) for row in rows):
             return
         self._send_numbers([(0, row.start + 1, row.slot) for row in rows])
         self._numbers_3R[0, : len(rows)] = tokens_R

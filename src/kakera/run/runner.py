@@ -113,7 +113,8 @@ class TorchRunner:
             beside = self._compute(replace(plan, decode=()))
         else:
             beside = ()
-            self.graphs.run_ahead(plan.decode, drawn.launched.tokens_R)
+            if not plan.changes:
+                self.graphs.run_ahead(plan.decode, drawn.launched.tokens_R)
         chosen = self._collect(drawn)  # what is not finite in hidden states is not in logits
         return (*(chosen[row.request_id] for row in plan.decode), *beside)
 

@@ -41,6 +41,7 @@ class Scheduler:
         self.admission = Admission(limits, cache, clock)
         self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
         self._in_flight: StepPlan | None = None
+        self._latest = StepPlan(0)
         self._events: list[Event] = []
         self._arrivals = 0
         self._steps = 0
@@ -90,8 +91,9 @@ class Scheduler:
         """Decide the next step; None if there is nothing to compute. Commit it before planning again."""
         assert self._in_flight is None, "plan_step before the last plan was committed"
         running = len(self.running)
-        going = [s for s in self.running.oldest_first() if s.decoding and not s.paused]
-        decode = [self._row(s, len(s.tokens)) for s in going if self._has_page(s)]
+        going, coming = self._going()
+        decode = self._decode_rows(going) or self._decode_rows(coming)
+        changes = bool(coming) or any(sequence.pauses for sequence in going)
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
             self._admit()
         prompts = self.running.prefilling()
@@ -101,8 +103,19 @@ class Scheduler:
             return None
         self._steps += 1
         before, after = self.cache.take_actions(), self.cache.sink_actions()
-        self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after)
+        self._in_flight = self._latest = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after, changes)
         return self._in_flight
+
+    def _going(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Who decodes now, and who comes back from a pause but has to wait a step: the others' may run already."""
+        decoding = [s for s in self.running.oldest_first() if s.decoding and not s.paused]
+        if self._latest.changes:
+            return decoding, []
+        known = {row.request_id for row in self._latest.rows}
+        return [s for s in decoding if s.id in known], [s for s in decoding if s.id not in known]
+
+    def _decode_rows(self, sequences: list[Sequence]) -> list[Row]:
+        return [self._row(sequence, len(sequence.tokens)) for sequence in sequences if self._has_page(sequence)]
 
     def _admit(self) -> None:
         """Whoever can run comes before those that wait for their readers, who lose their places to it."""
@@ -136,7 +149,6 @@ class Scheduler:
             prompt_tokens=sequence.prompt_tokens,
             sample=end == len(sequence.tokens) and sampling.max_tokens > 0,
             saves=self.cache.reserve(lease, saves),
-            pauses=sequence.pauses_after(1),
         )
 
     def _has_page(self, sequence: Sequence) -> bool:

@@ -70,11 +70,12 @@ class Sequence:
     @property
     def paused(self) -> bool:
         """It waits for its reader: no step computes it and nobody admits it. It decodes then, or is in the queue."""
-        return self.pauses_after(0)
+        return self.completion_tokens >= self.allowed
 
-    def pauses_after(self, tokens: int) -> bool:
-        """Whether it waits for its reader once so many further tokens are generated."""
-        return self.completion_tokens + tokens >= self.allowed
+    @property
+    def pauses(self) -> bool:
+        """It will be paused by its next token, unless its reader comes further meanwhile."""
+        return self.completion_tokens + 1 >= self.allowed
 
     @property
     def wants_echo(self) -> bool:

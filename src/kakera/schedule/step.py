@@ -86,9 +86,6 @@ class Row:
     request's whole token list so far, this row's tokens included (read only; for penalties); `prompt_tokens` of it
     are the prompt. A row with `sample` yields the next token. `pages` and `context` are arrays of 32-bit integers:
     numpy and torch can take their buffers as they are, but only for a moment, since `context` grows in place.
-
-    `pauses`: the next step may leave the request out although it has not ended, so nothing may run ahead behind this
-    row: a state that is a token ahead of its text can not be taken back.
     """
 
     request_id: str
@@ -101,7 +98,6 @@ class Row:
     prompt_tokens: int
     sample: bool
     saves: tuple[SavePoint, ...] = ()
-    pauses: bool = False
 
     @property
     def end(self) -> int:
@@ -110,11 +106,15 @@ class Row:
 
 @dataclass(frozen=True)
 class StepPlan:
+    """`changes`: the next step may have other decode rows than those of this one that do not end, so nothing may run
+    ahead behind it: a state that is a token ahead of its text can not be taken back."""
+
     step: int
     before: tuple[Action, ...] = ()
     decode: tuple[Row, ...] = ()
     prefill: tuple[Row, ...] = ()
     after: tuple[Action, ...] = ()
+    changes: bool = False
 
     @property
     def rows(self) -> tuple[Row, ...]:
