@@ -17,9 +17,10 @@ from engine_recipes import BrokenRecipe, ThreadedRecipe, TinyRecipe
 from run_world import World, ask, tokens_of
 
 from kakera.errors import EngineDied, KakeraError, RequestRefused
-from kakera.run.client import EngineClient
+from kakera.run.client import UNREAD_TOKENS, EngineClient
 from kakera.run.scripted import ScriptedRecipe
 from kakera.schedule.request import Finished, Progress, Tokens
+from kakera.server.health import DeepProbe, EngineWatch
 
 HERE = Path(__file__).parent
 
@@ -109,6 +110,7 @@ async def _life(tiny_model):
         assert (client.limits.context, client.limits.max_waiting) == (2048, 2)
         await _several_at_once(client, tiny_model)
         await _refusals(client)
+        await _unread(client)
         await _leaving(client)
         await _flushing(client)
         await _killed(client)
@@ -144,6 +146,25 @@ async def _refusals(client):
         await collect(client, ask("twice", tokens_of(2, 50), 30))
     tokens, finished = await asyncio.wait_for(first, 10)
     assert len(tokens) == 30 and finished.reason == "length", "the first one must not pay for the second"
+
+
+async def _unread(client):
+    """What waits for a reader has a bound, whatever the machine's speed; others go on, and nothing is lost."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kakera.run.client.UNREAD_TOKENS", 16)
+        events = client.stream(ask("unread", tokens_of(1, 100), 90))
+        first = [await anext(events) for _ in range(3)]
+        while (stats := await client.stats()).paused < 1:
+            await asyncio.sleep(0.01)
+        (active,) = stats.active
+        assert active.id == "unread" and active.generated <= 16 + 3
+        assert client._streams["unread"].qsize() <= 16
+        answers = await asyncio.gather(*(collect(client, ask(f"beside{n}", tokens_of(n, 50), 40)) for n in range(4)))
+        assert [len(tokens) for tokens, _ in answers] == [40] * 4, "one of them needed its slot"
+        rest = first + [event async for event in events]
+    tokens = [token for event in rest if isinstance(event, Tokens) for token in event.tokens]
+    whole, _ = await collect(client, ask("whole", tokens_of(1, 100), 90))
+    assert tokens == whole and rest[-1].reason == "length"
 
 
 async def _leaving(client):
@@ -212,6 +233,39 @@ def test_the_engine_goes_when_its_parent_is_killed(tiny_model):
         psutil.wait_procs([engine], timeout=10)
         assert not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE
         assert time.monotonic() - began < 10
+
+
+def test_an_engine_whose_readers_all_wait_sleeps_and_says_so(tmp_path):
+    """It reports once a second as an idle one does, uses no processor, and takes what comes."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"streams": [{"text": "word " * 5000}], "context": 8192}))
+
+    async def unread():
+        client = await EngineClient.start(ScriptedRecipe(script))
+        try:
+            streams = [client.stream(ask(f"r{i}", [1, 2, 3], 1000)) for i in range(12)]
+            for stream in streams:
+                await anext(stream)
+            while not (stats := await client.stats()).idle:
+                await asyncio.sleep(0.01)
+            waiting = sum(queue.qsize() for queue in client._streams.values())
+            assert stats.paused == 12 and waiting <= 12 * UNREAD_TOKENS
+            process = psutil.Process(client.pid)
+            used, watch = process.cpu_times(), EngineWatch(client)
+            for _ in range(2):
+                await watch.look()
+                moved = watch.moved_at
+                await asyncio.sleep(1.5)
+            assert watch.moved_at == moved and (await watch.look()).steps == stats.steps and watch.moved_at > moved
+            assert sum(process.cpu_times()[:2]) - sum(used[:2]) < 1
+            problem, _ = await DeepProbe(watch).result()
+            assert problem is None, "no slot was free"
+            counts = [sum(1 for e in [e async for e in stream] if isinstance(e, Tokens)) for stream in streams]
+            assert counts == [999] * 12, "the first one was read before"
+        finally:
+            await client.close()
+
+    asyncio.run(unread())
 
 
 def test_closing_ends_streams_that_wait_and_starting_again_leaks_nothing(tmp_path):
