@@ -189,30 +189,53 @@ def test_an_exhausted_host_store_costs_time_and_no_answer(place: Path, tiny_mode
 
 
 def test_clients_that_do_not_read_stall_nobody_and_do_not_fill_memory(place: Path, script: str) -> None:
+    """More of them than slots. Their requests pause, for as long as nobody reads, and whoever reads is answered."""
     with Served(place / "a", script, "--log-level", "error") as server:
         assert answers(server)
-        process = psutil.Process(server.process.pid)
-        before = process.memory_info().rss
-        deaf = [flood(server.port) for _ in range(4)]
-        began, count = time.monotonic(), 0
-        while time.monotonic() - began < 2:
+        processes = (psutil.Process(server.process.pid), server.engine)
+        before = [process.memory_info().rss for process in processes]
+        deaf = [flood(server.port) for _ in range(10)]
+        wait_for_paused(server, len(deaf))
+        for _ in range(10):
             assert answers(server)
-            count += 1
-        grown = process.memory_info().rss - before
+        assert server.http.get("/health?deep=1").json()["status"] == "ok"
+        grown = [process.memory_info().rss - rss for process, rss in zip(processes, before, strict=True)]
         for client in deaf:
             client.close()
-        end = time.monotonic() + 10
-        while server.http.get("/health").json()["running"]:
-            assert time.monotonic() < end, "a client that is gone is still served"
-            time.sleep(0.05)
+        wait_for_paused(server, 0)
         assert answers(server)
-    print(f"{count} answers beside 4 clients that do not read; the server grew by {grown / 1e6:.0f} MB")
-    assert count >= 4 and grown < 150e6
+        told = figures(server)
+    assert told["kakera_aborted_total"] == len(deaf) and told["kakera_running"] == told["kakera_waiting"] == 0
+    print(
+        f"10 clients that do not read: the server grew by {grown[0] / 1e6:.0f} MB, its engine by {grown[1] / 1e6:.0f}"
+    )
+    assert max(grown) < 60e6
+
+
+def figures(server: Served) -> dict[str, float]:
+    """The metrics that have no labels."""
+    lines = server.http.get("/metrics").text.splitlines()
+    return {name: float(value) for name, _, value in (line.partition(" ") for line in lines) if name.isidentifier()}
+
+
+def wait_for_paused(server: Served, count: int) -> None:
+    """Just so many requests are there, all of them wait for their readers, and nothing has been generated for a while:
+    an engine that is quicker than its server pauses all the time."""
+    end, generated, since = time.monotonic() + 120, -1.0, 0.0
+    while True:
+        told = figures(server)
+        paused = told["kakera_paused"] == told["kakera_running"] + told["kakera_waiting"] == count
+        if not paused or told["kakera_generated_tokens_total"] != generated:
+            generated, since = told["kakera_generated_tokens_total"], time.monotonic()
+        if time.monotonic() - since > 1:
+            return
+        assert time.monotonic() < end, told
+        time.sleep(0.05)
 
 
 def flood(port: int) -> socket.socket:
-    """A client that asks for much and reads nothing."""
-    body = json.dumps({"prompt": "flood", "max_tokens": 60_000, "stream": True, "logprobs": 5, "loop_guard": False})
+    """A client that asks for 80 MB, more than the kernel holds, and reads nothing."""
+    body = json.dumps({"prompt": "flood", "max_tokens": 60_000, "stream": True, "logprobs": 20, "loop_guard": False})
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", port))

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import logging
 import resource
+import socket
 import struct
 import termios
 import time
@@ -29,6 +30,7 @@ REQUEST_SECONDS = BODY_SECONDS + 5  # later than the answer that a slow body get
 KEEP_ALIVE_SECONDS = 5  # between requests of a connection
 UNREAD_SECONDS = 60.0  # in which a client must take something of an answer that waits for it
 LOOKS = 4  # at what it took, in that time
+UNSENT_BYTES = 64 * 1024  # of an answer that the kernel holds back; by itself it takes megabytes from a fast server
 OPEN_FILES = 65_536
 
 
@@ -116,6 +118,8 @@ class TimedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        with contextlib.suppress(OSError, AttributeError):  # no TCP, or a system that can not
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._keep_time()
 
     def data_received(self, data: bytes) -> None:
@@ -137,8 +141,8 @@ class TimedConnection(H11Protocol):
         self._look = self.loop.call_later(self.unread_seconds / LOOKS, self.look_at_reader, before, looks - 1)
 
     def look_at_reader(self, before: int, looks: int) -> None:
-        """Whether a client reads is seen by what it takes, not by whether there is room to write: the kernel holds
-        megabytes of an answer, and a slow reader makes no room for minutes."""
+        """Whether a client reads is seen by what it takes, not by whether there is room to write, which a slow reader
+        does not make for minutes."""
         if (unread := self.unread_bytes) < before:
             self._look_later(unread, looks=LOOKS)
         elif looks > 0:
