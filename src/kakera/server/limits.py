@@ -118,7 +118,7 @@ class TimedConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        with contextlib.suppress(OSError, AttributeError):  # no TCP, or a system that can not
+        with contextlib.suppress(OSError, AttributeError, TypeError):  # no TCP, or a loop or system that can not
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         self._keep_time()
 
@@ -184,7 +184,7 @@ def _in_kernel(transport: asyncio.Transport) -> int:
     system does not tell."""
     try:
         told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    except (OSError, AttributeError):  # closed, or no socket
+    except (OSError, AttributeError):  # closed, or none
         return 0
     return int(struct.unpack("i", told)[0])
 
