@@ -31,6 +31,13 @@ async def collect(client, request):
     return [token for event in events if isinstance(event, Tokens) for token in event.tokens], events[-1]
 
 
+async def until(client, reached, seconds=60.0):
+    async with asyncio.timeout(seconds):
+        while not reached(stats := await client.stats()):
+            await asyncio.sleep(0.01)
+    return stats
+
+
 async def until_idle(client, seconds=3.0):
     deadline = time.monotonic() + seconds
     while (stats := await client.stats()).running or stats.waiting:
@@ -154,8 +161,7 @@ async def _unread(client):
         patch.setattr("kakera.run.client.UNREAD_TOKENS", 16)
         events = client.stream(ask("unread", tokens_of(1, 100), 90))
         first = [await anext(events) for _ in range(3)]
-        while (stats := await client.stats()).paused < 1:
-            await asyncio.sleep(0.01)
+        stats = await until(client, lambda stats: stats.paused == 1)
         (active,) = stats.active
         assert active.id == "unread" and active.generated <= 16 + 3
         assert client._streams["unread"].qsize() <= 16
@@ -246,8 +252,7 @@ def test_an_engine_whose_readers_all_wait_sleeps_and_says_so(tmp_path):
             streams = [client.stream(ask(f"r{i}", [1, 2, 3], 1000)) for i in range(12)]
             for stream in streams:
                 await anext(stream)
-            while not (stats := await client.stats()).idle:
-                await asyncio.sleep(0.01)
+            stats = await until(client, lambda stats: stats.idle)
             waiting = sum(queue.qsize() for queue in client._streams.values())
             assert stats.paused == 12 and waiting <= 12 * UNREAD_TOKENS
             process = psutil.Process(client.pid)

@@ -6,19 +6,16 @@ import http.client
 import json
 import logging
 import socket
-import sys
 import threading
 import time
 
 import httpx
 import pytest
-import uvicorn
 from fake_engine import FakeEngine
 from live_server import free_port
-from uvicorn.server import ServerState
 
 from kakera.errors import EngineDied
-from kakera.server.limits import LOOKS, UNREAD_SECONDS, TimedConnection
+from kakera.server.limits import TimedConnection
 from kakera.server.run import serve as serve_until_stopped
 from kakera.server.service import Service
 
@@ -227,100 +224,6 @@ def test_a_client_that_reads_slowly_is_not_cut_off(serve):
                 last, before = time.monotonic(), last
                 longest = max(longest, last - before)
         assert not live.engine.aborted or longest > Impatient.unread_seconds / 4
-
-
-class Hands:
-    """Time, a connection's writer and its reader, moved by hand: an event loop and a transport."""
-
-    def __init__(self):
-        self.now, self.unread, self.aborted = 0.0, 0, False
-        self.timers: list[tuple[float, asyncio.TimerHandle]] = []
-        config = uvicorn.Config(lambda scope, receive, send: None, log_config=None)
-        self.connection = TimedConnection(config, ServerState(), {}, _loop=self)  # type: ignore[arg-type]
-        self.connection.connection_made(self)  # type: ignore[arg-type]
-        self.connection._stop_time()
-
-    def get_write_buffer_size(self) -> int:
-        return self.unread
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-    def abort(self) -> None:
-        self.aborted = True
-        self.connection.connection_lost(ConnectionAbortedError())
-
-    def close(self) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return self.aborted
-
-    def call_later(self, seconds, work, *args) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(self.now + seconds, work, args, self)
-        self.timers.append((self.now + seconds, timer))
-        return timer
-
-    def get_debug(self) -> bool:
-        return False
-
-    def _timer_handle_cancelled(self, handle) -> None:
-        pass
-
-    def wait(self, seconds: float) -> None:
-        until = self.now + seconds
-        while due := [each for each in self.timers if each[0] <= until]:
-            first = min(due, key=lambda each: each[0])
-            self.timers.remove(first)
-            self.now = first[0]
-            if not first[1].cancelled():
-                first[1]._run()
-        self.now = until
-
-
-def test_what_a_reader_takes_counts_and_not_whether_there_is_room():
-    """One that takes a byte a minute is kept for hours, one that stops is cut off after 60 to 75 seconds."""
-    hands = Hands()
-    hands.unread = 10_000
-    hands.connection.pause_writing()
-    for _ in range(200):
-        hands.wait(UNREAD_SECONDS - 1)
-        hands.unread -= 1
-    assert not hands.aborted
-    hands.wait(UNREAD_SECONDS - 1)
-    assert not hands.aborted
-    hands.wait(UNREAD_SECONDS / LOOKS + 2)
-    assert hands.aborted
-    hands = Hands()
-    hands.unread = 10_000
-    hands.connection.pause_writing()
-    hands.wait(UNREAD_SECONDS - 1)
-    hands.connection.resume_writing()
-    hands.wait(10 * UNREAD_SECONDS)
-    assert not hands.aborted, "nothing waits for it"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="what the kernel holds is told by Linux")
-def test_what_the_kernel_holds_counts_as_unread_until_it_is_taken(monkeypatch):
-    hands = Hands()
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
-        client.connect(listening.getsockname())
-        sender, _ = listening.accept()
-        with sender:
-            sender.setblocking(False)
-            monkeypatch.setattr(hands, "get_extra_info", lambda name: sender if name == "socket" else None)
-            sent = 0
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    sent += sender.send(bytes(65536))
-            assert 0 < hands.connection.unread_bytes <= sent
-            while sent > 0:
-                sent -= len(client.recv(65536))
-            end = time.monotonic() + 20
-            while hands.connection.unread_bytes > 0:
-                assert time.monotonic() < end, "acknowledged within moments"
-                time.sleep(0.01)
 
 
 def test_a_dead_engine_answers_who_waits_and_ends_the_server_with_70(model, tmp_path):
