@@ -41,7 +41,7 @@ class Fountain:
 
 def generation(model, choices: int) -> tuple[Fountain, Generation]:
     engine = Fountain()
-    record = RequestRecord("one", "/v1/completions", 1, Metrics())
+    record = RequestRecord("one", "/v1/completions", 1, Metrics(), began=0.0)
     job = Job("one", (1,), Sampling(max_tokens=TOKENS, seed=1), choices=choices)
     return engine, Generation(engine, model.tokenizer, job, record)  # type: ignore[arg-type]
 
