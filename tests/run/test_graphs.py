@@ -10,9 +10,9 @@ import torch
 from graph_stand_in import fake_capture, with_graphs, worlds
 from run_world import World, ask, tokens_of
 
+from kakera.contract.request import NO_LIMIT
 from kakera.run import runner
 from kakera.run.store import HostStore
-from kakera.schedule.request import NO_LIMIT
 
 
 def drive(world: World, seed: int, slow: bool = False) -> dict[str, tuple[list[int], str]]:

@@ -8,9 +8,9 @@ from driver import Driver, answer, message_ends, prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.contract.request import NO_LIMIT
+from kakera.contract.step import StepPlan
 from kakera.errors import RequestRefused
-from kakera.schedule.request import NO_LIMIT
-from kakera.schedule.step import StepPlan
 
 MAX_TOKENS = 400
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driver import Driver, answer, prose
 
-from kakera.schedule.request import NO_LIMIT
+from kakera.contract.request import NO_LIMIT
 
 
 def decoded(driver: Driver, steps: int) -> list[set[str]]:

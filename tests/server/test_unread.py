@@ -13,8 +13,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from kakera.contract.events import Finished, Tokens, Usage
+from kakera.contract.request import Sampling
 from kakera.errors import RequestRefused
-from kakera.schedule.request import Finished, Sampling, Tokens, Usage
 from kakera.server.generate import UNREAD_DELTAS, Generation, Job
 from kakera.server.limits import LOOKS, UNREAD_SECONDS, TimedConnection
 from kakera.server.metrics import Metrics

@@ -18,8 +18,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as BpeTokenizer
 
+from kakera.contract.request import packed
 from kakera.errors import CheckpointError
-from kakera.schedule.request import packed
 from kakera.text.slices import SLICE, slices
 from kakera.text.unicode import well_formed
 
