@@ -12,7 +12,7 @@ CPU_INDEX := https://download.pytorch.org/whl/cpu
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
-	@$(PYTHON) -m kakera.bench.demo
+	@$(PYTHON) -m tools.demo
 
 test: $(READY)
 	@$(PYTHON) -m pytest $(PYTEST_ARGS)
@@ -22,8 +22,8 @@ test-gpu: $(READY)
 	@$(PYTHON) -m pytest -m gpu $(PYTEST_ARGS)
 
 lint: $(READY)
-	@$(PYTHON) -m ruff check src tests
-	@$(PYTHON) -m ruff format --check src tests
+	@$(PYTHON) -m ruff check src tests tools
+	@$(PYTHON) -m ruff format --check src tests tools
 	@$(VENV)/bin/clang-format --dry-run --Werror src/kakera/ops/cuda/*.cu src/kakera/ops/cuda/*.cuh
 	@$(PYTHON) -m mypy
 

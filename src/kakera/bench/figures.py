@@ -1,6 +1,6 @@
 """The figures that kakera promises for the bundled model on two cores, each against its bar.
 
-`python -m kakera.bench.figures`, or `kakera bench figures`: a table, and exit status 1 if a bar is missed.
+`kakera bench figures` shows them as a table; its exit status is 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -74,17 +74,3 @@ def _in_process(subject: Subject, name: str) -> list[Figure]:
             return figures_engine.retrieval(subject.directory, subject.wishes, subject.data, subject.longest)
         case _:
             return figures_engine.decode_speed(subject.directory, subject.wishes)
-
-
-def main() -> None:
-    """`kakera bench figures` under its module's name."""
-    import sys
-
-    from kakera.cli import main as command_line
-
-    sys.argv[1:1] = ["bench", "figures"]
-    command_line()
-
-
-if __name__ == "__main__":
-    main()

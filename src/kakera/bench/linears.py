@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +20,6 @@ BITS = {"up": 3, "down": 3}  # Escha's rates; 2 for the rest
 LONG_ROWS = 1024  # from here on a card is bound by its power: measured rested too
 REST_SECONDS = 0.1
 Tell = Callable[[str], None]
-Path = Literal["few", "many", "into"]  # methods of TrellisLinear; `into` chooses
 
 
 @dataclass(frozen=True)
@@ -108,13 +106,8 @@ def measure(spec: ModelSpec, rows: Sequence[int], ranks: int, tell: Tell, head: 
     return LinearBench(name, copy_bytes_per_second(), tuple(found), heads, vocabulary * (spec.hidden + 2))
 
 
-def path_seconds(group: Group, rows: int, path: Path) -> float:
-    """Seconds of a group on one path, whatever the op would choose."""
-    return graph_seconds(list(_calls(group, rows, path)))
-
-
 def _one(group: Group, rows: int) -> Measured:
-    ours, cublas = list(_calls(group, rows, "into")), list(_cublas_calls(group, rows))
+    ours, cublas = list(_calls(group, rows)), list(_cublas_calls(group, rows))
     times = graph_seconds(ours), graph_seconds(cublas)
     if rows < LONG_ROWS:
         return Measured(group, rows, *times)
@@ -123,7 +116,7 @@ def _one(group: Group, rows: int) -> Measured:
     )
 
 
-def _calls(group: Group, rows: int, path: Path) -> Iterator[Callable[[], object]]:
+def _calls(group: Group, rows: int) -> Iterator[Callable[[], object]]:
     sets = [TrellisLinear(tuple(_random_parts(group))) for _ in range(copies(group.code_bytes))]
     widest = min(DECODED_BYTES, 2 * group.inputs * max(group.outputs))
     shapes = [(outputs, group.inputs) for outputs in group.outputs]
@@ -131,7 +124,7 @@ def _calls(group: Group, rows: int, path: Path) -> Iterator[Callable[[], object]
     x_TI = torch.randn(rows, group.inputs, device="cuda").half()
     y_PTO = tuple(x_TI.new_empty(rows, outputs) for outputs in group.outputs)
     for linear in sets:
-        yield partial(getattr(linear, path), x_TI, y_PTO, scratch)
+        yield partial(linear.into, x_TI, y_PTO, scratch)
 
 
 def _random_parts(group: Group) -> Iterator[CodedLinear]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -49,10 +50,10 @@ def _root(
     pass
 
 
-def main() -> None:
+def main(command: Callable[[], object] = app) -> None:
     """Entry point. Exit status: 0 done, 1 failed or refused, 2 wrong usage, 70 the engine died, 130 interrupted."""
     try:
-        app()
+        command()
     except KakeraError as error:
         from rich.console import Console
         from rich.text import Text

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from kakera.bench.load import Beside, Level, SecondTurn
     from kakera.plan.plan import Plan
 
-app = typer.Typer(
-    help="Measure speed and endurance: serve, decode, prefill, kernels, figures, soak.", no_args_is_help=True
-)
+app = typer.Typer(help="Measure speed: serve, decode, prefill, kernels, figures.", no_args_is_help=True)
 
 app.command()(bench_kernels.kernels)
 ContextsOption = Annotated[str, typer.Option("--contexts", help="Context lengths in tokens.", metavar="N,N,...")]
@@ -221,43 +219,6 @@ def figures(
         found = measure(subject, names, tell)
     show({"model": model, "figures": [f.json() for f in found]}, as_json, [figure.table(found, model)])
     if not all(f.ok for f in found):
-        raise typer.Exit(1)
-
-
-@app.command()
-@with_memory_options
-def soak(
-    model: ModelArgument = "mini",
-    minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Time of all traffic.")] = 10,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides what each worker sends.")] = 0,
-    url: Annotated[str | None, typer.Option("--url", help="Use this server instead of starting one.")] = None,
-    api_key: Annotated[str | None, typer.Option("--api-key", help="The key of the server at --url.")] = None,
-    as_json: JsonOption = False,
-    *,
-    wishes: Wishes,
-) -> None:
-    """Endurance: random mixed traffic, then an idle server that must have everything back. Exit status 1 if not."""
-    import asyncio
-
-    from kakera.bench import figure
-    from kakera.bench.server import ServerProcess, flags
-    from kakera.bench.soak import Soak
-
-    with contextlib.ExitStack() as stack:
-        process, subject = None, url
-        if url is None:
-            with waiting("starting the server"):
-                process = stack.enter_context(ServerProcess(model, flags(wishes)))
-            url, subject = process.url, model
-        with waiting("soaking") as tell:
-            report = asyncio.run(Soak(url, seed, api_key, process).run(minutes, tell))
-    title = f"{subject}: {report.tally.requests} requests in {report.seconds:.0f} s, seed {seed}"
-    show(
-        {"subject": subject, "seed": seed, **report.json()},
-        as_json,
-        [figure.table(report.checks, title), report.lines()],
-    )
-    if not all(check.ok for check in report.checks):
         raise typer.Exit(1)
 
 

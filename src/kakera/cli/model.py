@@ -45,7 +45,7 @@ def resolve_model(name: str) -> Model:
             raise UsageError(f"{name}: there is no file {path}")
         return Model(path.stem, path, scripted=True)
     if name.startswith(SPEC):
-        from kakera.bench.stand_in import directory_for
+        from kakera.cli.stand_in import directory_for
 
         shape = name.removeprefix(SPEC)
         return Model(name, directory_for(Path(shape).name, _config_of(shape), BUNDLED))

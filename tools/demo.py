@@ -11,7 +11,6 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -19,15 +18,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from kakera.bench.client import Client, Trace
-from kakera.bench.demo_text import FIRST, SECOND, Fact, first_message
 from kakera.bench.server import ServerProcess
+from kakera.cli import main as command_line
 from kakera.cli.model import resolve_model
-from kakera.errors import KakeraError
 from kakera.evaluate.session import plan_for
 from kakera.plan.budget import kv_format
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.table import gigabytes
 from kakera.text.tokenizer import Tokenizer
+from tools.demo_text import FIRST, SECOND, Fact, first_message
 
 MODEL = "mini"
 ANSWER_TOKENS = 40
@@ -163,16 +162,5 @@ def _speed(trace: Trace) -> str:
     return f"{trace.tokens_per_second:,.0f}" if len(trace.arrivals) > 1 else "–"
 
 
-def run(work: Callable[[], int]) -> int:
-    """Errors in words and an orderly end on Ctrl-C."""
-    try:
-        return work()
-    except KakeraError as error:
-        Console(stderr=True).print(f"[bold red]demo:[/] {error}")
-        return error.exit_status
-    except KeyboardInterrupt:
-        return 130
-
-
 if __name__ == "__main__":
-    sys.exit(run(main))
+    command_line(lambda: sys.exit(main()))

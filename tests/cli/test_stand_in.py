@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from kakera.bench.stand_in import directory_for, stand_in
 from kakera.chat.template import ChatTemplate
 from kakera.cli.model import BUNDLED, resolve_model, shape_of
+from kakera.cli.stand_in import directory_for, stand_in
 from kakera.errors import CheckpointError, UsageError
 from kakera.evaluate.data import load_documents
 from kakera.plan.spec import ModelSpec

@@ -12,11 +12,7 @@ from typer.testing import CliRunner
 
 from kakera.bench.figure import Figure
 from kakera.bench.server import ServerProcess, flags
-from kakera.bench.soak import Report, Soak
-from kakera.bench.soak_checks import Peak, ProcessReading, Snapshot, Tally, judge
-from kakera.bench.soak_traffic import CHAT, COMPLETIONS, MESSAGES, PATHS, RESPONSES, Shot, Traffic, read_answer
 from kakera.bench.text import Prose
-from kakera.cli import app
 from kakera.errors import EngineDied, UsageError
 from kakera.plan.budget import draft
 from kakera.plan.devices import resolve
@@ -24,6 +20,9 @@ from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_checkpoint
+from tools.soak import Report, Soak, app
+from tools.soak_checks import Peak, ProcessReading, Snapshot, Tally, judge
+from tools.soak_traffic import CHAT, COMPLETIONS, MESSAGES, PATHS, RESPONSES, Shot, Traffic, read_answer
 
 SMALL = Wishes(context=1024, max_running=4, kv_group=64, host_cache=20_000_000)
 IDLE = {
@@ -121,7 +120,7 @@ def test_a_failed_check_is_exit_status_1(monkeypatch):
         return Report(1.0, Tally(), Peak(), BEFORE, BEFORE, [leak])
 
     monkeypatch.setattr(Soak, "run", run)
-    result = CliRunner().invoke(app, ["bench", "soak", "--url", "http://127.0.0.1:9", "--json"])
+    result = CliRunner().invoke(app, ["--url", "http://127.0.0.1:9", "--json"])
     document = json.loads(result.stdout)
     assert (result.exit_code, document["subject"], document["checks"]) == (1, "http://127.0.0.1:9", [leak.json()])
 
@@ -201,7 +200,7 @@ def test_a_short_soak_of_a_real_server_finds_nothing(server):
 
 
 def test_a_context_that_is_too_small_is_refused(server, monkeypatch):
-    monkeypatch.setattr("kakera.bench.soak.LEAST_CONTEXT", 2048)
+    monkeypatch.setattr("tools.soak.LEAST_CONTEXT", 2048)
     with pytest.raises(UsageError, match="2048 tokens, not 1024"):
         asyncio.run(Soak(server.url, seed=0).run(0.01))
 

@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from kakera.bench import demo, demo_text
+from tools import demo, demo_text
 
 
 def test_each_fact_stands_once_in_the_passage_and_far_from_the_other():

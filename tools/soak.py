@@ -1,4 +1,7 @@
-"""Endurance: random mixed traffic for minutes, then an idle server that must have everything back."""
+"""Endurance: random mixed traffic for minutes, then an idle server that must have everything back.
+
+`python -m tools.soak` in the root of the repository; `--help` tells its options, docs/benchmarks.md what it checks.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,22 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+import typer
 
 from kakera.bench.client import Client
-from kakera.bench.figure import Figure
-from kakera.bench.server import ServerProcess
-from kakera.bench.soak_checks import Peak, ProcessReading, Snapshot, Tally, idle, judge
-from kakera.bench.soak_traffic import Shot, Traffic, read_answer
+from kakera.bench.figure import Figure, table
+from kakera.bench.server import ServerProcess, flags
 from kakera.bench.text import Prose
+from kakera.cli import main
+from kakera.cli.bench_common import show, waiting
+from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
 from kakera.errors import EngineDied, KakeraError, UsageError
+from kakera.plan.plan import Wishes
+from tools.soak_checks import Peak, ProcessReading, Snapshot, Tally, idle, judge
+from tools.soak_traffic import Shot, Traffic, read_answer
 
 WARM_UP_SECONDS = 60.0  # at most a fifth of the whole; grew by 12 MB (server) and 87 MB (engine) after one of 5 s
 IDLE_SECONDS = 15.0  # an idle engine reports once a second; what is held after this long has leaked
@@ -27,6 +35,8 @@ WORKERS_PER_SLOT = 2  # half of them wait in the queue
 CANARY_CHARS, CANARY_TOKENS = 600, 24
 LEAST_CONTEXT = 1024
 FAILED = re.compile(r'^kakera_engine_counter\{name="finished: error"\} (\S+)$', re.MULTILINE)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True)
@@ -191,3 +201,35 @@ def read_processes(pid: int) -> tuple[ProcessReading, ...]:
         ProcessReading(name, process.num_fds(), process.memory_info().rss)
         for name, process in zip(names, (server, *children), strict=False)
     )
+
+
+@app.command()
+@with_memory_options
+def soak(
+    model: ModelArgument = "mini",
+    minutes: Annotated[float, typer.Option("--minutes", min=0.01, help="Time of all traffic.")] = 10,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Decides what each worker sends.")] = 0,
+    url: Annotated[str | None, typer.Option("--url", help="Use this server instead of starting one.")] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="The key of the server at --url.")] = None,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """Random mixed traffic, then an idle server that must have everything back. Exit status 1 if not."""
+    with contextlib.ExitStack() as stack:
+        process, subject = None, url
+        if url is None:
+            with waiting("starting the server"):
+                process = stack.enter_context(ServerProcess(model, flags(wishes)))
+            url, subject = process.url, model
+        with waiting("soaking") as tell:
+            report = asyncio.run(Soak(url, seed, api_key, process).run(minutes, tell))
+    title = f"{subject}: {report.tally.requests} requests in {report.seconds:.0f} s, seed {seed}"
+    result = {"subject": subject, "seed": seed, **report.json()}
+    show(result, as_json, [table(report.checks, title), report.lines()])
+    if not all(check.ok for check in report.checks):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main(app)
