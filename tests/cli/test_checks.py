@@ -15,7 +15,7 @@ import torch
 from kakera.cli import checks
 from kakera.errors import KakeraError
 from kakera.ops.cuda import compiler
-from kakera.plan import devices
+from kakera.target import devices
 
 
 def test_taken_port_is_a_note_with_a_fix() -> None:

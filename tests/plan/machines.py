@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kakera.plan.devices import Device, Machine
+from kakera.target.devices import Device, Machine
 
 GB = 10**9
 

@@ -12,12 +12,12 @@ from machines import GB, cards, laptop
 
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.budget import cautions, draft, make_plan
-from kakera.plan.devices import parse_bytes, resolve
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
 from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes
 from kakera.plan.weights import WeightBytes
+from kakera.target.devices import parse_bytes, resolve
 
 
 def wishes(**asked: object) -> Wishes:

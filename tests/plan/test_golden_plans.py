@@ -14,12 +14,12 @@ import pytest
 from machines import cards, laptop
 
 from kakera.plan.budget import draft
-from kakera.plan.devices import Machine
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.plan.speed import predict
 from kakera.plan.weights import CPU_LINEAR_BYTES, from_config
+from kakera.target.devices import Machine
 
 GOLDEN = Path(__file__).with_name("golden_plans.json")
 MACHINES = {

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from kakera.cache.host import CacheSizes, HostBudget
 from kakera.plan.budget import cautions, make_plan
-from kakera.plan.devices import Device, Machine
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes, fitting
 from kakera.plan.weights import from_config
+from kakera.target.devices import Device, Machine
 
 CARD = Machine("cuda", (Device("a card", 32 * 2**30),), 64 * 2**30)
 

@@ -10,12 +10,12 @@ import pytest
 from machines import cards, laptop
 
 from kakera.plan.budget import make_plan
-from kakera.plan.devices import resolve
 from kakera.plan.plan import Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.plan.speed import predict
 from kakera.plan.table import as_rows, as_text, speed_line, summary, to_json
 from kakera.plan.weights import WeightBytes
+from kakera.target.devices import resolve
 
 
 def test_text_has_every_row_and_the_sums(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:

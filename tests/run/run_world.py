@@ -14,7 +14,6 @@ from torch import Tensor
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.contract.step import Row
 from kakera.plan.budget import make_plan
-from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import WeightBytes, from_checkpoint
@@ -22,6 +21,7 @@ from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
 from kakera.run.runner import TorchRunner
+from kakera.target.devices import Device, Machine
 
 CODECS = ("fp32", "bf16", "int2")
 GROUP, WINDOW = 32, 128  # tokens; two groups a head, and a prompt of 300 tokens has a history behind its window

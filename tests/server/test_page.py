@@ -16,9 +16,9 @@ from live_server import MINI, Live
 
 from kakera.plan import weights
 from kakera.plan.budget import make_plan
-from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
+from kakera.target.devices import Device, Machine
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

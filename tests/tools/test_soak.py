@@ -15,11 +15,11 @@ from kakera.bench.server import ServerProcess, flags
 from kakera.bench.text import Prose
 from kakera.errors import EngineDied, UsageError
 from kakera.plan.budget import draft
-from kakera.plan.devices import resolve
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_checkpoint
+from kakera.target.devices import resolve
 from tools.soak import Report, Soak, app
 from tools.soak_checks import Peak, ProcessReading, Snapshot, Tally, judge
 from tools.soak_traffic import CHAT, COMPLETIONS, MESSAGES, PATHS, RESPONSES, Shot, Traffic, read_answer

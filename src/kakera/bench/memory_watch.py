@@ -16,7 +16,7 @@ from kakera.bench.memory import Held, MemoryTable, Taken, compare_cpu, compare_g
 from kakera.plan.plan import Plan
 from kakera.run.engine import LocalEngine
 from kakera.run.runner import TorchRunner
-from kakera.service.predecessor import device_bytes_used
+from kakera.target.devices import device_bytes_used
 
 
 @dataclass(frozen=True)

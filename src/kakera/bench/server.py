@@ -18,7 +18,7 @@ import psutil
 from kakera.bench.memory import MemoryTable, compare_total
 from kakera.errors import EngineDied
 from kakera.plan.plan import Plan, Wishes
-from kakera.service.predecessor import device_bytes_used
+from kakera.target.devices import device_bytes_used
 
 START_SECONDS = 300
 STOP_SECONDS = 20

@@ -226,7 +226,7 @@ def _plan_of(model: str, wishes: Wishes) -> Plan | None:
     """The plan that a server on this machine makes, too; None for a script, which has no memory to plan."""
     from kakera.cli.engine import plan_for
     from kakera.cli.model import resolve_model
-    from kakera.plan.devices import resolve_to_compute
+    from kakera.target.devices import resolve_to_compute
 
     found = resolve_model(model)
     return None if found.scripted else plan_for(found, wishes, resolve_to_compute(wishes.gpus))[0]

@@ -74,7 +74,7 @@ def torch_import() -> Finding:
 
 
 def gpu() -> Finding:
-    from kakera.plan.devices import detect_gpus
+    from kakera.target.devices import detect_gpus
 
     found, warnings = detect_gpus()
     if found:
@@ -88,7 +88,7 @@ def gpu() -> Finding:
 
 def torch_cuda() -> Finding:
     """A card that torch can not see is the commonest reason for a slow start."""
-    from kakera.plan.devices import detect_gpus
+    from kakera.target.devices import detect_gpus
 
     if not detect_gpus()[0]:
         return Finding("torch for the gpu", "ok", "not needed without an NVIDIA GPU")
@@ -106,7 +106,7 @@ def torch_cuda() -> Finding:
 def cuda_bindings() -> Finding:
     """Our kernels are compiled and launched by them; torch's CUDA builds bring them from 2.10 on."""
     from kakera.ops.cuda.compiler import bindings_fix
-    from kakera.plan.devices import detect_gpus
+    from kakera.target.devices import detect_gpus
 
     if not detect_gpus()[0]:
         return Finding("cuda bindings", "ok", "not needed without an NVIDIA GPU")
@@ -123,7 +123,7 @@ def cuda_bindings() -> Finding:
 
 def c_compiler() -> Finding:
     """Triton builds a small launcher with it at first use, on machines with a GPU only."""
-    from kakera.plan.devices import detect_gpus
+    from kakera.target.devices import detect_gpus
 
     found = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
     if found:
@@ -153,7 +153,7 @@ def _cpu_flags() -> set[str]:
 
 
 def memory() -> Finding:
-    from kakera.plan.devices import host_memory
+    from kakera.target.devices import host_memory
 
     total, used = host_memory()
     detail = f"{total / 1e9:.1f} GB, {(total - used) / 1e9:.1f} GB free"
@@ -165,7 +165,7 @@ def memory() -> Finding:
 
 def wsl(release: str | None = None) -> Finding:
     """WSL2 gets half of the host's memory and no swap worth its name unless .wslconfig says otherwise."""
-    from kakera.plan.devices import host_memory
+    from kakera.target.devices import host_memory
 
     if WSL_KERNEL_MARK not in (release or platform.release()).lower():
         return Finding("wsl", "ok", "not under WSL")

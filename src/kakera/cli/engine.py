@@ -9,12 +9,12 @@ from kakera.cli.model import Model
 from kakera.plan.plan import Wishes
 
 if TYPE_CHECKING:
-    from kakera.plan.devices import Machine
     from kakera.plan.plan import Plan
     from kakera.plan.speed import Speed
     from kakera.run.engine import LocalEngine
     from kakera.server.model import ServedModel
     from kakera.service.limits import Bounds
+    from kakera.target.devices import Machine
 
     class Recipe(Protocol):
         """A picklable build function. `plan` is None if there is no memory to plan."""
@@ -46,9 +46,9 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
         return ScriptedRecipe(model.path)
     from kakera.cli.last_plan import compare_with_last
     from kakera.plan.budget import cautions
-    from kakera.plan.devices import resolve_to_compute
     from kakera.plan.table import summary
     from kakera.run.recipe import EngineRecipe
+    from kakera.target.devices import resolve_to_compute
 
     machine = resolve_to_compute(wishes.gpus)
     plan, _ = plan_for(model, wishes, machine)
@@ -67,8 +67,8 @@ def stall_limit_for(model: Model, wishes: Wishes, machine: Machine) -> float:
 
 def bounds_for(model: Model, wishes: Wishes) -> Bounds:
     """Seconds and bytes of a service with this model. Raises PlanRefused."""
-    from kakera.plan.devices import resolve_to_compute
     from kakera.service.limits import SCRIPTED_BOUNDS, bounds, file_bytes
+    from kakera.target.devices import resolve_to_compute
 
     if model.scripted:
         return SCRIPTED_BOUNDS

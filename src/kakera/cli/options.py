@@ -124,7 +124,7 @@ def with_memory_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _wishes(values: dict[str, Any]) -> Wishes:
-    from kakera.plan.devices import parse_bytes
+    from kakera.target.devices import parse_bytes
 
     assert set(values) == {field.name for field in fields(Wishes)}
     if (text := values["host_cache"]) is not None:

@@ -17,9 +17,9 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     from kakera.cli.model import shape_of
     from kakera.errors import PlanRefused
     from kakera.plan.budget import cautions, make_plan
-    from kakera.plan.devices import resolve
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
+    from kakera.target.devices import resolve
 
     spec, weights = shape_of(model)
     machine = resolve(wishes.gpus)

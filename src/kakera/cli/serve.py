@@ -55,11 +55,11 @@ def serve(
 
     from kakera.cli.engine import recipe_for, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
-    from kakera.plan.devices import resolve_to_compute
     from kakera.server.access import Access
     from kakera.service.instance import Holder
     from kakera.service.notify import Notifier
-    from kakera.service.predecessor import device_bytes_used, wait_for
+    from kakera.service.predecessor import wait_for
+    from kakera.target.devices import device_bytes_used, resolve_to_compute
 
     check_level(log_level)
     keys = read_keys(api_key_file) if api_key_file else (api_key,) if api_key else ()

@@ -8,11 +8,11 @@ from typing import Any
 
 from kakera.contract.grid import PAGE
 from kakera.plan.budget import LEAST_CONTEXT, Draft, draft, splits
-from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
 from kakera.plan.table import as_text, gigabytes, memory_of, to_json
 from kakera.plan.weights import WeightBytes
+from kakera.target.devices import Device, Machine
 
 WAYS = 3
 LEAST_CHUNK = 256  # below this, prefill is bound by reading the weights again and again

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from kakera.contract.grid import PAGE
 from kakera.errors import PlanRefused, UsageError
-from kakera.plan.devices import Machine
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Place, Plan, PlanRow, StateDtype, Wishes
 from kakera.plan.sizes import (
@@ -30,6 +29,7 @@ from kakera.plan.sizes import (
 from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import StoreSizes, fitting
 from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
+from kakera.target.devices import Machine
 
 SLOT_CHOICES = (8, 4, 2, 1)
 CHUNK_DEFAULT = {"cpu": 512, "cuda": 2048}

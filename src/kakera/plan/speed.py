@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import live_state_bytes
 from kakera.plan.weights import WeightBytes, linears
+from kakera.target.devices import Device, Machine
 
 # Share of the memory bandwidth that a whole decode step reaches: a 27B on two RTX 5060 Ti was reported at 70 %
 # (37 of 52 tokens/s); faster cards wait longer for launches and all-reduce. To be replaced by a measurement.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kakera.plan.devices import Machine
 from kakera.plan.plan import Place, Plan
 from kakera.plan.sizes import margin
+from kakera.target.devices import Machine
 
 if TYPE_CHECKING:
     from rich.table import Table

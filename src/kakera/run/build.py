@@ -37,7 +37,7 @@ from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore, Store
 from kakera.run.warmup import warm_up
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
-from kakera.service.predecessor import device_bytes_used
+from kakera.target.devices import device_bytes_used
 from kakera.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from kakera.plan.devices import host_memory, visible_cards
+from kakera.target.devices import host_memory, visible_cards
 
 FRESH_SECONDS = 0.9  # several open pages share one reading
 

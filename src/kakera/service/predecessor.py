@@ -41,13 +41,6 @@ def wait_for(
     return True
 
 
-def device_bytes_used() -> int:
-    """Bytes in use on all NVIDIA cards, by anybody; 0 without a card."""
-    from kakera.plan.devices import detect_gpus
-
-    return sum(device.used for device in detect_gpus()[0])
-
-
 def _lives(holder: Holder) -> bool:
     """A zombie has given its memory back. The start time tells a process from a later one with the same id."""
     if holder.engine is None:

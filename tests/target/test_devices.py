@@ -9,7 +9,7 @@ import pynvml
 import pytest
 
 from kakera.errors import UsageError
-from kakera.plan import cards, devices
+from kakera.target import cards, devices
 
 
 def test_sizes_are_decimal_unless_they_say_otherwise() -> None:

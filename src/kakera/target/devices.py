@@ -11,7 +11,7 @@ from typing import Any, Literal
 import psutil
 
 from kakera.errors import UsageError
-from kakera.plan import cards
+from kakera.target import cards
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -122,6 +122,11 @@ def detect_gpus() -> tuple[tuple[Device, ...], tuple[str, ...]]:
     finally:
         pynvml.nvmlShutdown()
     return tuple(device for device, _ in found), tuple(warning for _, warning in found if warning)
+
+
+def device_bytes_used() -> int:
+    """Bytes in use on all NVIDIA cards, by anybody; 0 without a card."""
+    return sum(device.used for device in detect_gpus()[0])
 
 
 def visible_cards(nvml: Any) -> list[Any]:
