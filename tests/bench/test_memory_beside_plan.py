@@ -19,13 +19,14 @@ from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_config
 from kakera.run.build import build_engine
 from kakera.target.devices import Device, Machine
+from kakera.target.target import CPU, CUDA
 
 GIB = 2**30
 
 
 def plan_27b(**wishes):
     spec = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
-    machine = Machine("cuda", (Device("a card", 140 * GIB),), 128 * GIB)
+    machine = Machine(CUDA, (Device("a card", 140 * GIB),), 128 * GIB)
     return make_plan(spec, Wishes(gpus="auto", **wishes), machine, from_config(spec, KNOWN["qwen3.8-27b"]))
 
 
@@ -106,7 +107,7 @@ def test_states_windows_and_pages_of_a_real_engine_are_as_planned(loaded):
     assert all(found[name][0] == found[name][1] for name in exact)
     assert found["prefix cache store"][1] == 0
     assert table.total.measured > 10**8  # Python and torch
-    assert compare_cpu(plan.rows, held_bytes(engine.runner, "cpu"), 0, 1).total.planned == sum(
+    assert compare_cpu(plan.rows, held_bytes(engine.runner, CPU), 0, 1).total.planned == sum(
         row.bytes for row in plan.rows
     )
 
@@ -114,20 +115,20 @@ def test_states_windows_and_pages_of_a_real_engine_are_as_planned(loaded):
 def test_what_a_store_holds_on_the_card_is_staging(loaded):
     """On a CPU, where all lies in one memory, it is the store's own row."""
     runner = loaded[0].runner
-    before = held_bytes(runner, "cpu")
+    before = held_bytes(runner, CPU)
     runner.store.keep_checkpoint(0, runner.store.new_checkpoint(64))
-    after = held_bytes(runner, "cpu")
+    after = held_bytes(runner, CPU)
     runner.store.drop(Drop((0,)))
     assert before == after and before.staging == 0
 
 
 def test_scratch_counts_as_scratch_wherever_it_hangs(loaded):
     engine, _ = loaded
-    before = held_bytes(engine.runner, "cpu")
+    before = held_bytes(engine.runner, CPU)
     empty = torch.empty(0)
     engine.runner.model.scratch = TrellisScratch(torch.empty(100), empty, empty, torch.empty(28))
     try:
-        after = held_bytes(engine.runner, "cpu")
+        after = held_bytes(engine.runner, CPU)
     finally:
         del engine.runner.model.scratch
     assert (after.scratch - before.scratch, after.weights) == (512, before.weights)

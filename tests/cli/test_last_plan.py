@@ -12,6 +12,7 @@ from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_config
 from kakera.target.devices import Device, Machine
+from kakera.target.target import CUDA
 
 WISHES = Wishes(gpus="12GB,12GB")
 
@@ -19,7 +20,7 @@ WISHES = Wishes(gpus="12GB,12GB")
 def plan(used: int) -> Plan:
     spec = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
     card = Device("12GB", 12 * 10**9, used)
-    machine = Machine("cuda", (card, card), 32 * 10**9, 2 * 10**9)
+    machine = Machine(CUDA, (card, card), 32 * 10**9, 2 * 10**9)
     return make_plan(spec, WISHES, machine, from_config(spec, KNOWN["qwen3.8-27b"]))
 
 

@@ -17,8 +17,9 @@ from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes, fitting
 from kakera.plan.weights import from_config
 from kakera.target.devices import Device, Machine
+from kakera.target.target import CPU, CUDA
 
-CARD = Machine("cuda", (Device("a card", 32 * 2**30),), 64 * 2**30)
+CARD = Machine(CUDA, (Device("a card", 32 * 2**30),), 64 * 2**30)
 
 
 def plan_27b(machine: Machine = CARD, **wishes) -> Plan:
@@ -54,7 +55,7 @@ def test_the_row_of_the_store_is_what_segments_take(kv, cache):
     assert sizes.blocks * sizes.block <= cache
 
 
-@pytest.mark.parametrize("machine", [CARD, Machine("cpu", (Device("cpu", 2**40),), 2**40)])
+@pytest.mark.parametrize("machine", [CARD, Machine(CPU, (Device("cpu", 2**40),), 2**40)])
 @pytest.mark.parametrize("kv", ["int2", "bf16", "fp32"])
 @pytest.mark.parametrize("cache", [0, 1, 60 * 2**20, 95_300_000, 100 * 2**20, 999_999_999, 12 * 2**30])
 def test_the_row_of_the_store_counts_the_checkpoints_that_the_cache_takes(machine, kv, cache):
@@ -68,7 +69,7 @@ def test_the_row_of_the_store_counts_the_checkpoints_that_the_cache_takes(machin
     (row,) = [row for row in plan.rows if row.name == "prefix cache store"]
     assert row.note.startswith(f"room for {count} checkpoints" if count else "too little for a checkpoint")
     assert bool(count) == CacheSizes.of(plan).can_save
-    if not count and plan.device == "cuda":  # then nobody pins it
+    if not count and plan.target.has_cards:  # then nobody pins it
         assert row.bytes == 0
 
 
@@ -98,7 +99,7 @@ def test_without_a_store_nothing_is_planned_for_its_copies():
 
 
 def test_a_store_that_keeps_nothing_is_a_warning():
-    machine = Machine("cuda", (Device("a card", 32 * 2**30),), 64 * 2**30)
+    machine = Machine(CUDA, (Device("a card", 32 * 2**30),), 64 * 2**30)
     for cache, told in ((0, 0), (50 * 2**20, 1), (2**30, 0)):
         lines = [line for line in cautions(plan_27b(context=8192, host_cache=cache), machine) if "--host-cache" in line]
         assert len(lines) == told

@@ -79,7 +79,7 @@ def test_speed_of_an_unknown_card_is_not_invented_and_the_card_is_named(
 
 
 def test_planner_imports_no_torch() -> None:
-    modules = "budget advice devices speed table weights known"
+    modules = "budget advice speed table weights known"
     code = (
         f"import sys; [__import__('kakera.plan.' + m) for m in '{modules}'.split()]; sys.exit('torch' in sys.modules)"
     )

@@ -23,6 +23,7 @@ from kakera.run.graphs import DecodeGraphs, Outputs, _Captured
 from kakera.run.pinned_store import PinnedStore, pinned_segments
 from kakera.run.store import STATE_DTYPES, CheckpointShape
 from kakera.schedule.scheduler import Scheduler
+from kakera.target.target import CUDA
 
 
 class StandIn:
@@ -102,7 +103,7 @@ class LateSide:
 
 def in_blocks(world: World, plan: Plan) -> World:
     """Decide as for a GPU with this plan, whose records take whole blocks."""
-    cache = PrefixCache(CacheSizes.of(replace(plan, device="cuda")))
+    cache = PrefixCache(CacheSizes.of(replace(plan, target=CUDA)))
     world.engine = LocalEngine(Scheduler(world.engine.scheduler.limits, cache, time.monotonic), world.engine.runner)
     store, kinds = world.runner.store, cache.host.bytes
 
@@ -119,7 +120,7 @@ def with_late_store(world: World, plan: Plan, places: int = 2) -> LateSide:
     in_blocks(world, plan)
     runner, side = world.runner, LateSide()
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], torch.float32, runner.device)
-    sizes = StoreSizes.of_plan(replace(plan, device="cuda"))
+    sizes = StoreSizes.of_plan(replace(plan, target=CUDA))
     segments_SB = pinned_segments(sizes, lambda done, of: None)
     runner.store = PinnedStore(shape, runner.kv, runner.states, sizes, segments_SB, places, side)  # type: ignore[arg-type]
     return side

@@ -22,10 +22,11 @@ from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
 from kakera.run.runner import TorchRunner
 from kakera.target.devices import Device, Machine
+from kakera.target.target import CPU
 
 CODECS = ("fp32", "bf16", "int2")
 GROUP, WINDOW = 32, 128  # tokens; two groups a head, and a prompt of 300 tokens has a history behind its window
-MACHINE = Machine("cpu", (Device("cpu", 16 * 10**9),), 16 * 10**9)
+MACHINE = Machine(CPU, (Device("cpu", 16 * 10**9),), 16 * 10**9)
 
 
 def tiny_plan(directory: Path, kv: str = "int2", **changes: Any) -> Plan:

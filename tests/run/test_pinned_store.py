@@ -20,6 +20,7 @@ from kakera.plan.store_sizes import StoreSizes
 from kakera.run import pinned_store
 from kakera.run.pinned_store import pinned_segments
 from kakera.run.store import tensors_of
+from kakera.target.target import CUDA
 
 POSITION = 320  # its window wraps in the ring
 
@@ -173,7 +174,7 @@ def test_without_pinned_memory_the_store_says_so_and_goes_on(tiny_model, monkeyp
 
     fake = SimpleNamespace(empty=empty, cuda=SimpleNamespace(is_available=lambda: True), uint8=torch.uint8)
     monkeypatch.setattr(pinned_store, "torch", fake)
-    sizes = StoreSizes.of_plan(replace(plan, device="cuda", host_cache=40 * plan.page_bytes))
+    sizes = StoreSizes.of_plan(replace(plan, target=CUDA, host_cache=40 * plan.page_bytes))
     segments = pinned_segments(sizes, lambda *numbers: told.append(numbers))
     assert given == [True, True, True, False, False, False, False]
     assert [segment.numel() // sizes.block for segment in segments] == [7, 7, 7, 7, 7, 5]

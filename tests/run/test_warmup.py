@@ -14,6 +14,7 @@ from kakera.errors import UsageError
 from kakera.run.build import build_engine
 from kakera.run.warmup import prefill_steps, warm_up
 from kakera.schedule.limits import Limits
+from kakera.target.target import CUDA
 
 PLANS = {
     "usual": {},
@@ -32,7 +33,7 @@ PLANS = {
 def test_every_plan_warms_up(tiny_model, monkeypatch, changes):
     plan = replace(tiny_plan(tiny_model), **{"pages": 128, "chunk": 128, **changes})
     world = World(build_engine(tiny_model, plan))
-    if CacheSizes.of(replace(plan, device="cuda")).can_save:
+    if CacheSizes.of(replace(plan, target=CUDA)).can_save:
         with_late_store(world, plan)
     told: list[tuple[int, int]] = []
     warm_up(world.runner, plan, lambda done, total: told.append((done, total)))

@@ -19,6 +19,7 @@ from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.target.devices import Device, Machine
+from kakera.target.target import CPU
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -59,7 +60,7 @@ def page(browser) -> Iterator[playwright.Page]:
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     spec = ModelSpec.load(MINI)
-    machine = Machine("cpu", (Device("cpu", 32 * 10**9),), 32 * 10**9)
+    machine = Machine(CPU, (Device("cpu", 32 * 10**9),), 32 * 10**9)
     return make_plan(spec, Wishes(context=8192), machine, weights.from_checkpoint(MINI, spec))
 
 

@@ -19,13 +19,14 @@ from kakera.server.memory_map import bars
 from kakera.server.page_routes import DIRECTORY
 from kakera.server.sensors import CardReading, Reading, Sensors
 from kakera.target.devices import Device, Machine
+from kakera.target.target import CPU, CUDA, Target
 
 GB = 10**9
 
 
-def plan_of(*devices: Device, kind: str = "cuda") -> Plan:
+def plan_of(*devices: Device, target: Target = CUDA) -> Plan:
     spec = ModelSpec.load(MINI)
-    machine = Machine(kind, devices, 32 * GB, 0)
+    machine = Machine(target, devices, 32 * GB, 0)
     return make_plan(spec, Wishes(context=8192), machine, weights.from_checkpoint(MINI, spec))
 
 
@@ -59,7 +60,7 @@ def test_every_row_of_the_plan_stands_beside_what_fills_it():
 
 
 def test_a_cpu_has_one_memory_with_all_rows():
-    plan = plan_of(Device("cpu", 32 * GB), kind="cpu")
+    plan = plan_of(Device("cpu", 32 * GB), target=CPU)
     (bar,) = bars(plan, stats_of(plan), Reading(32 * GB, GB, 0))
     assert len(bar.rows) == len(plan.rows)
 

@@ -17,6 +17,7 @@ from kakera.run.interface import EngineLimits
 from kakera.server.health import EngineWatch
 from kakera.service import limits, watchdog
 from kakera.service.notify import Notifier
+from kakera.target.target import CPU, CUDA, Target
 
 
 class Engine:
@@ -119,12 +120,12 @@ def test_nobody_listens(monkeypatch) -> None:
 
 
 def test_a_hang_is_told_by_the_predicted_step() -> None:
-    def plan(device: str, chunk: int) -> Plan:
-        return Plan(*[None] * 2, device, *[None] * 5, chunk, *[None] * 7)  # type: ignore[arg-type,call-arg]
+    def plan(target: Target, chunk: int) -> Plan:
+        return Plan(*[None] * 2, target, *[None] * 5, chunk, *[None] * 7)  # type: ignore[arg-type,call-arg]
 
     fast, slow, mini = Speed(100.0, 100.0, 2000.0), Speed(1.0, 0.5, 64.0), Speed(70.0, 60.0, 250.0)
-    assert limits.stall_seconds(plan("cpu", 512), fast) == 30
-    assert limits.stall_seconds(plan("cpu", 512), mini) > 3 * 31, "on busy cores a sound step took 31 seconds"
-    assert limits.stall_seconds(plan("cpu", 512), slow) == 60 * (8 + 2)
-    assert limits.stall_seconds(plan("cuda", 512), slow) == 10 * (8 + 2) + limits.COMPILE_SECONDS
-    assert limits.stall_seconds(plan("cuda", 512), Speed(None, None, None)) == 30 + limits.COMPILE_SECONDS
+    assert limits.stall_seconds(plan(CPU, 512), fast) == 30
+    assert limits.stall_seconds(plan(CPU, 512), mini) > 3 * 31, "on busy cores a sound step took 31 seconds"
+    assert limits.stall_seconds(plan(CPU, 512), slow) == 60 * (8 + 2)
+    assert limits.stall_seconds(plan(CUDA, 512), slow) == 10 * (8 + 2) + CUDA.patience.compile_seconds
+    assert limits.stall_seconds(plan(CUDA, 512), Speed(None, None, None)) == 30 + CUDA.patience.compile_seconds

@@ -10,12 +10,13 @@ import pytest
 
 from kakera.errors import UsageError
 from kakera.target import cards, devices
+from kakera.target.target import CPU, CUDA
 
 
 def test_sizes_are_decimal_unless_they_say_otherwise() -> None:
     machine = devices.resolve("12GB,12GiB")
     assert [d.bytes for d in machine.devices] == [12 * 10**9, 12 * 2**30]
-    assert machine.kind == "cuda"
+    assert machine.target is CUDA
 
 
 @pytest.mark.parametrize("text", ["rtx5070", "RTX 5070", "NVIDIA GeForce RTX 5070", "rtx-5070"])
@@ -50,7 +51,7 @@ def test_parse_bytes(text: str, count: int) -> None:
 def test_cpu_is_the_host_memory() -> None:
     machine = devices.resolve("cpu")
     (cpu,) = machine.devices
-    assert machine.kind == "cpu"
+    assert machine.target is CPU
     assert cpu.bytes == machine.ram > cpu.used == machine.ram_used > 0
 
 
@@ -100,7 +101,7 @@ class FakeNvml:
 def test_auto_finds_a_card_and_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeNvml(monkeypatch, used=10**8, processes=[])
     machine = devices.resolve("auto")
-    assert (machine.kind, machine.devices[0].bandwidth, machine.warnings) == ("cuda", 672e9, ())
+    assert (machine.target, machine.devices[0].bandwidth, machine.warnings) == (CUDA, 672e9, ())
 
 
 def test_auto_warns_about_who_holds_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +118,7 @@ def test_wsl_hides_processes_but_not_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_part_of_the_host_is_taken_as_if_it_were_all_and_nobody_else_there() -> None:
     machine = devices.resolve("cpu:1500MB")
-    assert machine == devices.Machine("cpu", (devices.Device("cpu:1500MB", 1_500_000_000),), 1_500_000_000)
+    assert machine == devices.Machine(CPU, (devices.Device("cpu:1500MB", 1_500_000_000),), 1_500_000_000)
     (warning,) = devices.resolve("cpu:900TB").warnings
     assert "this machine has" in warning
     for wrong in ("cpu:", "cpu:many", "cpu:4GB,cpu:4GB"):
@@ -146,7 +147,7 @@ def test_cards_are_those_that_cuda_shows(monkeypatch: pytest.MonkeyPatch, named:
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     assert devices.visible_cards(pynvml) == found
-    assert devices.resolve("auto").kind == ("cuda" if found else "cpu")
+    assert devices.resolve("auto").target is (CUDA if found else CPU)
 
 
 def test_of_several_cards_the_first_computes_and_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +158,7 @@ def test_of_several_cards_the_first_computes_and_a_line_says_so(monkeypatch: pyt
     held, one = machine.warnings
     assert held.startswith("GPU 0 ") and "first, NVIDIA GeForce RTX 5070, and not on 2 more" in one
     assert len(devices.resolve_to_compute("12GB,12GB").devices) == 2  # what was asked for is refused in words later
-    assert devices.resolve_to_compute("cpu").kind == "cpu"
+    assert devices.resolve_to_compute("cpu").target is CPU
 
 
 def test_auto_without_a_driver_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +166,7 @@ def test_auto_without_a_driver_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> No
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
-    assert devices.resolve("auto").kind == "cpu"
+    assert devices.resolve("auto").target is CPU
 
 
 def test_container_limit_counts_without_the_page_cache(tmp_path: Path) -> None:

@@ -15,9 +15,6 @@ from kakera.errors import KakeraError
 from kakera.run.interface import Engine
 
 WARM_STEPS = 8  # before the clock: the first steps of a batch compile, capture, and fill the library's caches
-# Tokens of prefill before the clock starts. On a GPU several whole chunks, since kernels compile when they first run;
-# on a CPU nothing does. A multiple of every usual chunk, so that the last piece is as long as that of what is measured.
-WARM_TOKENS = {"cpu": 256, "cuda": 16384}
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,8 @@ class EngineBench:
     def __init__(
         self, engine: Engine, vocab: int, contexts: Sequence[int] = (), seed: int = 0, warm_tokens: int = 0
     ) -> None:
-        """`contexts`: of `decode`, which have to be saved in the longest. `warm_tokens`: see WARM_TOKENS."""
+        """`contexts`: of `decode`, which have to be saved in the longest. `warm_tokens`: of prefill before the
+        clock starts, see `Target.warm_up_tokens`."""
         self.engine = engine
         self._vocab = vocab
         self._seed = seed

@@ -17,6 +17,7 @@ from kakera.plan.plan import Plan
 from kakera.run.engine import LocalEngine
 from kakera.run.runner import TorchRunner
 from kakera.target.devices import device_bytes_used
+from kakera.target.target import Target
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class MemoryWatch:
         Others must not have taken any memory of the cards meanwhile.
         """
         assert isinstance(engine.runner, TorchRunner)
-        held, store = held_bytes(engine.runner, plan.device), engine.runner.store.reserved()
-        if plan.device == "cpu":
+        held, store = held_bytes(engine.runner, plan.target), engine.runner.store.reserved()
+        if plan.target.one_memory:
             return {"memory": compare_cpu(plan.rows, held, store, peak_resident())}
         torch.cuda.synchronize()
         taken = Taken(
@@ -58,20 +59,21 @@ def _used() -> int:
     return device_bytes_used() or total - free
 
 
-def held_bytes(runner: TorchRunner, device: str) -> Held:
+def held_bytes(runner: TorchRunner, target: Target) -> Held:
     """Bytes of the tensors on the device that the runner's objects hold, each storage once.
 
     What classes named ...Scratch hold is scratch wherever it hangs, and so is all that the runner has beside the model,
     the cache, the states and the store. Opaque weights, which a CPU's library packs, are not seen.
     """
     seen: set[int] = set()
+    device = target.kind
     kv = runner.kv.bytes()
     cache = _bytes(_tensors(runner.kv), device, seen)
     states = _bytes(_tensors(runner.states), device, seen)
     scratch = _bytes(_tensors(runner.model, within="Scratch"), device, seen)
     weights = _bytes(_tensors(runner.model), device, seen)
     store = _bytes(_tensors(runner.store), device, seen)
-    staging = 0 if device == "cpu" else store  # on a CPU a row of its own
+    staging = 0 if target.one_memory else store  # on a CPU a row of its own
     others = _bytes(_tensors(runner), device, seen)
     windows = kv.ring + kv.sink
     return Held(weights, states, windows, kv.pages, cache - windows - kv.pages + scratch + others, staging)

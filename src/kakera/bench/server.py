@@ -85,7 +85,7 @@ class ServerProcess:
 
     def memory(self, plan: Plan) -> MemoryTable:
         """Its plan beside what it holds now. Others on the same cards must not have taken any memory since it began."""
-        if plan.device == "cuda":
+        if plan.target.has_cards:
             rows = [row for row in plan.rows if row.place == "device"]
             return compare_total(rows, device_bytes_used() - self._before, "as the driver counts")
         server = psutil.Process(self.pid)

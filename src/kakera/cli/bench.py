@@ -158,7 +158,7 @@ def _grid(
 ) -> None:
     from kakera.bench import plot as plots
     from kakera.bench import tables
-    from kakera.bench.engine import WARM_TOKENS, EngineBench
+    from kakera.bench.engine import EngineBench
     from kakera.bench.memory_watch import MemoryWatch
     from kakera.evaluate.session import plan_for
     from kakera.run.build import build_engine
@@ -172,7 +172,7 @@ def _grid(
     rows = []
     with waiting(f"loading {model}") as tell:
         engine = build_engine(directory, plan)
-        bench = EngineBench(engine, plan.spec.vocab, lengths, warm_tokens=WARM_TOKENS[plan.device])
+        bench = EngineBench(engine, plan.spec.vocab, lengths, warm_tokens=plan.target.warm_up_tokens)
         for length in reversed(lengths):  # the longest first: the shorter ones can begin it
             for count in counts:
                 tell(f"{what}: {count} x {length} tokens")

@@ -24,25 +24,21 @@ def quantize(
     as_json: JsonOption = False,
 ) -> None:
     """Quantise a checkpoint to trellis codes. An interrupted run resumes; the same input gives the same bytes."""
-    import torch
-
     from kakera.errors import UsageError
     from kakera.plan.spec import ModelSpec
     from kakera.quantize.convert import quantize_checkpoint
     from kakera.quantize.progress import console_progress
     from kakera.quantize.recipe import ALLOWED_BITS, Format, Recipe
+    from kakera.target.as_torch import device_called
 
     if format not in ALLOWED_BITS:
         raise UsageError(f"--format {format}: choose {' or '.join(ALLOWED_BITS)}")
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    elif device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch sees no CUDA device; kakera doctor says why")
+    where = device_called(device)
     spec = ModelSpec.load(source)
     overrides = dict(_kind_bits(item) for item in kind_bits or [])
     recipe = Recipe.for_bits(cast("Format", format), bits, spec, head_bits=head_bits, overrides=overrides, seed=seed)
     with console_progress() as progress:
-        summary = quantize_checkpoint(source, out, recipe, device, progress)
+        summary = quantize_checkpoint(source, out, recipe, where, progress)
     if as_json:
         import json
 

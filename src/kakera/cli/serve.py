@@ -69,7 +69,7 @@ def serve(
     found = resolve_model(model)
     machine = resolve_to_compute(wishes.gpus)
     name = served_name or found.name
-    cards = len(machine.devices) if machine.kind == "cuda" and not found.scripted else 0
+    cards = len(machine.devices) if machine.target.has_cards and not found.scripted else 0
     claim = claim_for(cards, port, Holder(os.getpid(), f"{host}:{port}", name))
     check_port(host, port)
     warn_if_open(host, port, keys)
@@ -83,7 +83,7 @@ def serve(
         from kakera.run.client import EngineClient
 
         notifier.send(f"STATUS=loading {name}")
-        starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=machine.kind == "cpu"))
+        starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=not machine.target.has_cards))
         await asyncio.sleep(0)  # the engine's process loads while this one imports the web server, a second's work
         from kakera.server.run import serve as serve_engine
         from kakera.service.watchdog import attendant, first_token

@@ -18,8 +18,9 @@ from kakera.plan import weights
 from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
-from kakera.run.build import COMPUTE_DTYPES, build_engine, check_cards
+from kakera.run.build import build_engine, check_cards
 from kakera.run.engine import LocalEngine
+from kakera.target.as_torch import DTYPES
 from kakera.target.devices import resolve_to_compute
 from kakera.text.tokenizer import Tokenizer
 
@@ -61,11 +62,11 @@ def open_forced(
     size = -(-window // PAGE) * PAGE
     plan = plan_for(directory, replace(wishes, context=size, max_running=1, host_cache=0))
     check_cards(plan)
-    dtype = COMPUTE_DTYPES[plan.device]
+    device, dtype = plan.target.kind, DTYPES[plan.target.dtype]
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     return Forced(
-        model or HybridModel.load(directory, dtype, plan.device, escha_bias=escha_bias, draft=draft),
-        KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, plan.device, plan.chunk),
-        StatePool(plan.spec, 1, plan.device, dtype),
+        model or HybridModel.load(directory, dtype, device, escha_bias=escha_bias, draft=draft),
+        KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, device, plan.chunk),
+        StatePool(plan.spec, 1, device, dtype),
         plan.chunk,
     )

@@ -13,6 +13,7 @@ from kakera.plan.sizes import margin
 from kakera.plan.table import as_text, gigabytes, memory_of, to_json
 from kakera.plan.weights import WeightBytes
 from kakera.target.devices import Device, Machine
+from kakera.target.target import CUDA, Target
 
 WAYS = 3
 LEAST_CHUNK = 256  # below this, prefill is bound by reading the weights again and again
@@ -52,7 +53,7 @@ def refusal(failed: Draft, wishes: Wishes, machine: Machine, weights: WeightByte
     """The text of PlanRefused, and the same as data for JSON."""
     ways = find_ways(failed, wishes, machine, weights)
     lines = [verdict(failed), "", as_text(failed.plan, machine), "", "Cheapest ways to make it fit:"]
-    lines += [f"  {i}. {_describe(way, failed.plan.device)}" for i, way in enumerate(ways, 1)]
+    lines += [f"  {i}. {_describe(way, failed.plan.target)}" for i, way in enumerate(ways, 1)]
     data = {
         **to_json(failed.plan, machine),
         "fits": False,
@@ -66,7 +67,7 @@ def refusal(failed: Draft, wishes: Wishes, machine: Machine, weights: WeightByte
 def verdict(failed: Draft) -> str:
     """One sentence: what does not fit, and by how much."""
     plan = failed.plan
-    if plan.device == "cpu":
+    if plan.target.one_memory:
         where, missing = f"in {memory_of(plan)}", -failed.room
     elif failed.room < 0:
         each = " per card" if len(plan.device_names) > 1 else ""
@@ -76,10 +77,10 @@ def verdict(failed: Draft) -> str:
     return f"The plan does not fit {where}: {gigabytes(missing)} too much for a context of {plan.context} tokens."
 
 
-def _describe(way: Way, device: str) -> str:
-    where = "" if device == "cpu" else " per card"
+def _describe(way: Way, target: Target) -> str:
+    where = "" if target.one_memory else " per card"
     parts = [_change(way.gained) + where] if way.gained else []
-    parts += [_change(way.host_gained) + " on the host"] if way.host_gained and device != "cpu" else []
+    parts += [_change(way.host_gained) + " on the host"] if way.host_gained and not target.one_memory else []
     return f"{way.text}   ({', '.join(parts)})"
 
 
@@ -149,7 +150,7 @@ def _hardware(case: _Case) -> list[Way]:
     """Larger or more cards of the same kind; more memory, or cards instead of the CPU."""
     failed, machine = case.failed, case.machine
     memory = _capacity(machine.ram_used + failed.host_need)
-    if failed.plan.device == "cpu":
+    if failed.plan.target.one_memory:
         whole = failed.plan.device_names == ("cpu",)
         more = f"a machine with at least {memory} GB of memory" if whole else f"more memory: --gpus cpu:{memory}GB"
         return [Way(more, -failed.room), *_cards_instead(case)]
@@ -180,17 +181,17 @@ def _cards_instead(case: _Case) -> list[Way]:
     for count in (1, 2):
         if not splits(case.failed.plan.spec, count):
             continue
-        huge = replace(case.machine, kind="cuda", devices=_cards(count, 1000))
+        huge = replace(case.machine, target=CUDA, devices=_cards(count, 1000))
         ways += _cards_way(case, count, _capacity(case.retry(_Change("", "max_running", 1), machine=huge).need))
     return ways
 
 
 def _cards_way(case: _Case, count: int, size_gb: int) -> list[Way]:
-    machine = replace(case.machine, kind="cuda", devices=_cards(count, size_gb))
+    machine = replace(case.machine, target=CUDA, devices=_cards(count, size_gb))
     tried = case.retry(machine=machine)
     if not tried.fits:
         return []
-    if case.failed.plan.device == "cpu":
+    if case.failed.plan.target.one_memory:
         what = "one NVIDIA card instead of the CPU" if count == 1 else f"{count} NVIDIA cards instead of the CPU"
         return [Way(f"{what}: --gpus {_names(machine)}", -case.failed.room)]
     what = "a larger card" if count == 1 else "larger cards"

@@ -11,14 +11,8 @@ from dataclasses import dataclass, replace
 from kakera.contract.grid import PAGE
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.plan import Place, Plan, PlanRow, StateDtype, Wishes
+from kakera.plan.plan import Place, Plan, PlanRow, Wishes
 from kakera.plan.sizes import (
-    CPU_OVERHEADS,
-    CUDA_HOST_BYTES,
-    CUDA_OVERHEADS,
-    NCCL_OVERHEAD,
-    SERVER_HOST_BYTES,
-    STAGED_CHECKPOINTS,
     attends_plainly,
     checkpoint_bytes,
     gap_bytes,
@@ -32,11 +26,8 @@ from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
 from kakera.target.devices import Machine
 
 SLOT_CHOICES = (8, 4, 2, 1)
-CHUNK_DEFAULT = {"cpu": 512, "cuda": 2048}
-STATE_DEFAULT: dict[str, StateDtype] = {"cpu": "fp32", "cuda": "fp16"}
 AGENT_CONTEXT = 65536  # coding agents send 50K-200K tokens a turn: below this, fewer slots beat a shorter context
 LEAST_CONTEXT = 4096  # kakera does not choose less on its own; --context may
-HOST_CACHE_DEFAULT = {"cpu": (2 * 2**30, 0.15), "cuda": (8 * 2**30, 0.20)}  # (most bytes, most of the host's memory)
 TIGHT = 200 * 10**6  # less than this beyond the margin deserves a warning
 POOL_SHARE = 0.5  # of the memory left over that becomes KV pages beyond one full request
 
@@ -128,7 +119,7 @@ def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
             "with its sink: every turn computes its whole prompt; give it more, or 0"
         )
     smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
-    taken = plan.total("device") + (plan.total("host") if plan.device == "cpu" else 0)
+    taken = plan.total("device") + (plan.total("host") if plan.target.one_memory else 0)
     spare = smallest.bytes - smallest.used - margin(smallest.bytes) - taken
     if spare >= TIGHT:
         return tuple(found)
@@ -158,44 +149,44 @@ class _Budget:
         self.spec, self.wishes, self.machine, self.weights, self.slots = spec, wishes, machine, weights, slots
         self.kv = kv_format(spec, wishes)
         self.ranks = len(machine.devices)
-        self.on_cpu = machine.kind == "cpu"
-        self.chunk = wishes.chunk or CHUNK_DEFAULT[machine.kind]
-        self.state_dtype = wishes.state_dtype or STATE_DEFAULT[machine.kind]
+        self.target, self.one_memory = machine.target, machine.target.one_memory
+        self.chunk = wishes.chunk or self.target.defaults.chunk
+        self.state_dtype = wishes.state_dtype or self.target.defaults.state_dtype
         self.page = self.kv.page_bytes(spec) // self.ranks
-        self.checkpoint = checkpoint_bytes(spec, self.kv, self.state_dtype, machine.kind)
+        self.checkpoint = checkpoint_bytes(spec, self.kv, self.state_dtype, self.target.kind)
         smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
         self.usable = smallest.bytes - smallest.used - margin(smallest.bytes)
-        self.host_usable = self.usable if self.on_cpu else machine.ram - machine.ram_used - margin(machine.ram)
+        self.host_usable = self.usable if self.one_memory else machine.ram - machine.ram_used - margin(machine.ram)
 
     def draft(self) -> Draft:
         fixed = self._device_rows() + self._host_rows()
         asked_cache = self.wishes.host_cache or 0
-        need = _total(fixed, "device") + (asked_cache if self.on_cpu else 0)
+        need = _total(fixed, "device") + (asked_cache if self.one_memory else 0)
         context = self.wishes.context or self._longest_context(self.usable - need)
         least = pages_for(context)
         need += least * self.page
-        host_need = need if self.on_cpu else _total(fixed, "host") + self._cache_bytes(asked_cache)
+        host_need = need if self.one_memory else _total(fixed, "host") + self._cache_bytes(asked_cache)
         cache = self._host_cache(self.host_usable - host_need)
         extra_cache = self._cache_bytes(cache) - self._cache_bytes(asked_cache)
-        left = self.usable - need - (extra_cache if self.on_cpu else 0)
+        left = self.usable - need - (extra_cache if self.one_memory else 0)
         more = self._more_pages(left, context)
         rows = (*fixed, *self._page_rows(context, least, more), self._cache_row(cache))
         room = left - more * self.page
-        host_room = room if self.on_cpu else self.host_usable - host_need - extra_cache
+        host_room = room if self.one_memory else self.host_usable - host_need - extra_cache
         return Draft(self._plan(context, least + more, cache, rows), room, host_room, need, host_need)
 
     def _device_rows(self) -> tuple[PlanRow, ...]:
         spec, ranks = self.spec, self.ranks
-        live = live_state_bytes(spec, self.machine.kind, ranks)
+        live = live_state_bytes(spec, self.target.kind, ranks)
         window = self.kv.slot_bytes(spec) // ranks
-        plain = not self.on_cpu and attends_plainly(spec, self.kv, self.wishes.rotation)
-        scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks, plain)
+        plain = self.target.has_cards and attends_plainly(spec, self.kv, self.wishes.rotation)
+        scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.target.kind, ranks, plain)
         form = (
             f"decoded at load, linears {CPU_LINEAR_BYTES} bytes a value"
-            if self.on_cpu
+            if self.one_memory
             else "as stored" + (f", 1/{ranks} of it" if ranks > 1 else "")
         )
-        rows = [PlanRow("weights", "device", self.weights.on_device(self.machine.kind, ranks), form, "load")]
+        rows = [PlanRow("weights", "device", self.weights.on_device(self.target.kind, ranks), form, "load")]
         if live:
             note = f"{self.slots} x {live / 1e6:.1f} MB, fp32 live state + conv columns"
             rows.append(PlanRow("recurrent states", "device", self.slots * live, note, "slots"))
@@ -203,45 +194,44 @@ class _Budget:
             note = f"{self.slots} x {window / 1e6:.1f} MB, {self.kv.ring_pages} ring pages + 1 sink page in 16 bit"
             rows.append(PlanRow("KV windows and sinks", "device", self.slots * window, note, "slots"))
         rows.append(PlanRow("activations and scratch", "device", scratch, f"chunk {self.chunk}, any context"))
-        if self.on_cpu:
-            return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in CPU_OVERHEADS))
-        asked = self.wishes.host_cache
-        if asked is None or self._store(asked).blocks:
-            staging = STAGED_CHECKPOINTS * self._store(0).place_bytes // ranks
-            note = f"{STAGED_CHECKPOINTS} on their way to the host"
-            rows.append(PlanRow("checkpoint staging", "device", staging, note))
-        gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.machine.kind, ranks, plain)
-        rows.append(PlanRow("gaps in torch's allocator", "device", gaps, "estimate: a third of what a step allocates"))
-        overheads = (*CUDA_OVERHEADS, NCCL_OVERHEAD) if ranks > 1 else CUDA_OVERHEADS
+        asked, staged = self.wishes.host_cache, self.target.staged
+        if staged is not None and (asked is None or self._store(asked).blocks):
+            staging = staged * self._store(0).place_bytes // ranks
+            rows.append(PlanRow("checkpoint staging", "device", staging, f"{staged} on their way to the host"))
+        if self.target.has_cards:
+            gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.target.kind, ranks, plain)
+            note = "estimate: a third of what a step allocates"
+            rows.append(PlanRow("gaps in torch's allocator", "device", gaps, note))
+        overheads = self.target.overheads + (self.target.group_overheads if ranks > 1 else ())
         return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in overheads))
 
     def _host_rows(self) -> tuple[PlanRow, ...]:
-        if self.on_cpu:
+        if self.one_memory:
             return ()
-        runtime = SERVER_HOST_BYTES + self.ranks * CUDA_HOST_BYTES
+        runtime = self.target.server_host_bytes + self.ranks * self.target.card_host_bytes
         return (PlanRow("server and engine processes", "host", runtime, f"estimate: torch with CUDA, {self.ranks} x"),)
 
     def _longest_context(self, left: int) -> int:
         """The model's maximum, or the multiple of 64 that fits in three quarters of the room (the rest: host cache)."""
         limit = self.spec.max_positions
-        room = max(0, left) * 3 // 4 if self.on_cpu else max(0, left)
+        room = max(0, left) * 3 // 4 if self.one_memory else max(0, left)
         fitting = room // self.page * PAGE
         return min(limit, max(fitting, LEAST_CONTEXT))
 
     def _host_cache(self, host_left: int) -> int:
         if self.wishes.host_cache is not None:
             return self.wishes.host_cache
-        most, share = HOST_CACHE_DEFAULT[self.machine.kind]
+        most, share = self.target.defaults.host_cache, self.target.defaults.host_cache_share
         limit = max(0, min(most, int(self.machine.ram * share), host_left // 2))
-        cache = limit if self.on_cpu else fitting(limit)
+        cache = limit if self.one_memory else fitting(limit)
         return cache if self._store(cache).blocks else 0
 
     def _store(self, cache: int) -> StoreSizes:
-        return StoreSizes.of(self.spec, self.kv, self.machine.kind, self.checkpoint, cache)
+        return StoreSizes.of(self.spec, self.kv, self.target.kind, self.checkpoint, cache)
 
     def _cache_bytes(self, cache: int) -> int:
         """What the host gives for it."""
-        return cache if self.on_cpu else self._store(cache).pinned_bytes
+        return cache if self.one_memory else self._store(cache).pinned_bytes
 
     def _more_pages(self, left: int, context: int) -> int:
         wanted = (self.slots - 1) * pages_for(context)
@@ -257,7 +247,7 @@ class _Budget:
     def _cache_row(self, cache: int) -> PlanRow:
         each = f"{self.checkpoint / 1e6:.1f} MB"
         count = self._store(cache).checkpoints
-        note = f"room for {count} checkpoints of {each}, or demoted pages" + ("" if self.on_cpu else "; pinned")
+        note = f"room for {count} checkpoints of {each}, or demoted pages" + ("" if self.one_memory else "; pinned")
         if not count:
             note = f"too little for a checkpoint of {each}: no prefix is kept"
         return PlanRow("prefix cache store", "host", self._cache_bytes(cache), note, "cache")
@@ -266,7 +256,7 @@ class _Budget:
         return Plan(
             spec=self.spec,
             kv=self.kv,
-            device=self.machine.kind,
+            target=self.target,
             device_names=tuple(d.name for d in self.machine.devices),
             device_bytes=tuple(d.bytes for d in self.machine.devices),
             context=context,

@@ -7,8 +7,9 @@ from typing import Literal
 
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
+from kakera.target.target import Kind, Target
+from kakera.target.target import StateDtype as StateDtype  # sizes.py asks for it here
 
-StateDtype = Literal["fp32", "fp16"]
 Place = Literal["device", "host"]
 Meter = Literal["load", "slots", "pages", "cache"]
 
@@ -50,7 +51,7 @@ class Plan:
 
     spec: ModelSpec
     kv: KvFormat
-    device: Literal["cpu", "cuda"]
+    target: Target
     device_names: tuple[str, ...]
     device_bytes: tuple[int, ...]  # capacity of each device
     context: int  # tokens of the longest request, prompt + completion
@@ -64,6 +65,11 @@ class Plan:
     sink_bytes: int
     page_bytes: int
     rows: tuple[PlanRow, ...]
+
+    @property
+    def device(self) -> Kind:
+        """torch's name of it."""
+        return self.target.kind
 
     def total(self, place: Place) -> int:
         return sum(row.bytes for row in self.rows if row.place == place)

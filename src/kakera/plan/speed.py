@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import live_state_bytes
 from kakera.plan.weights import WeightBytes, linears
-from kakera.target.devices import Device, Machine
+from kakera.target.devices import Machine
 
 # Share of the memory bandwidth that a whole decode step reaches: a 27B on two RTX 5060 Ti was reported at 70 %
 # (37 of 52 tokens/s); faster cards wait longer for launches and all-reduce. To be replaced by a measurement.
 DECODE_EFFICIENCY = 0.6
 PREFILL_EFFICIENCY = 0.35  # share of the peak fp16 rate, trellis decoding included; a guess until measured
-CPU_BANDWIDTH = 20e9  # bytes per second, two-channel laptop memory; not measured on this machine
-CPU_FLOPS = 100e9  # fp32 operations per second of a few AVX2 cores; not measured on this machine
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,11 @@ class Speed:
 def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     """Bytes read per token / bandwidth x a stated efficiency; 2 operations per weight / peak x a stated efficiency."""
     ranks = len(plan.device_names)
-    slowest = min(machine.devices, key=lambda d: _bandwidth(d, plan.device) or 0.0)
-    bandwidth, flops = _bandwidth(slowest, plan.device), _flops(slowest, plan.device)
-    states = 2 * live_state_bytes(plan.spec, plan.device, ranks)  # read and written
-    fixed = weights.read_per_token(plan.device, ranks) + states
+    target = plan.target
+    slowest = min(machine.devices, key=lambda d: d.bandwidth or target.bandwidth or 0.0)
+    bandwidth, flops = slowest.bandwidth or target.bandwidth, slowest.flops or target.flops
+    states = 2 * live_state_bytes(plan.spec, target.kind, ranks)  # read and written
+    fixed = weights.read_per_token(target.kind, ranks) + states
     history = plan.context * plan.kv.token_bytes(plan.spec) // ranks
     values = sum(i * o * n for _, i, o, n in linears(plan.spec))
     return Speed(
@@ -40,11 +39,3 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
         decode_full=bandwidth and DECODE_EFFICIENCY * bandwidth / (fixed + history),
         prefill=flops and PREFILL_EFFICIENCY * flops * ranks / (2 * values),
     )
-
-
-def _bandwidth(device: Device, kind: str) -> float | None:
-    return device.bandwidth or (CPU_BANDWIDTH if kind == "cpu" else None)
-
-
-def _flops(device: Device, kind: str) -> float | None:
-    return device.flops or (CPU_FLOPS if kind == "cpu" else None)

@@ -22,7 +22,7 @@ def gigabytes(count: int) -> str:
 
 def as_rows(plan: Plan, machine: Machine) -> list[tuple[str, str, str, str]]:
     """(name, device column, host column, note); sums and limits come last. Empty names separate."""
-    one = plan.device == "cpu"
+    one = plan.target.one_memory
     lines = [_line(row.name, row.bytes, one or row.place == "device", row.note) for row in plan.rows]
     smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
     device, host = plan.total("device"), plan.total("host")
@@ -41,7 +41,7 @@ def _line(name: str, count: int, device: bool, note: str) -> tuple[str, str, str
 
 
 def _names(plan: Plan) -> str:
-    return memory_of(plan) if plan.device == "cpu" else " + ".join(plan.device_names)
+    return memory_of(plan) if plan.target.one_memory else " + ".join(plan.device_names)
 
 
 def memory_of(plan: Plan) -> str:
@@ -60,7 +60,7 @@ def title(plan: Plan) -> str:
 
 def as_text(plan: Plan, machine: Machine) -> str:
     """Plain columns, for error texts and logs."""
-    head = [("", "memory" if plan.device == "cpu" else "per card", "" if plan.device == "cpu" else "host", "")]
+    head = [("", "memory" if plan.target.one_memory else "per card", "" if plan.target.one_memory else "host", "")]
     rows = head + as_rows(plan, machine)
     lines = [f"{name:<29}{device:>10}{host:>10}  {note}".rstrip() for name, device, host, note in rows]
     return "\n".join([title(plan), *lines])
@@ -71,7 +71,7 @@ def as_table(plan: Plan, machine: Machine) -> Table:
     from rich.table import Table
 
     table = Table(title=title(plan), title_justify="left", show_edge=False, pad_edge=False)
-    one = plan.device == "cpu"
+    one = plan.target.one_memory
     table.add_column("")
     table.add_column("memory" if one else "per card", justify="right", no_wrap=True)
     if not one:
@@ -107,7 +107,7 @@ def to_json(plan: Plan, machine: Machine, speed: Speed | None = None, cautions: 
     places: tuple[Place, ...] = ("device", "host")
     return {
         "fits": True,
-        "device": plan.device,
+        "device": plan.target.kind,
         "devices": [asdict(device) for device in machine.devices[: len(plan.device_names)]],
         "host_bytes": machine.ram,
         "context": plan.context,
@@ -131,9 +131,9 @@ def to_json(plan: Plan, machine: Machine, speed: Speed | None = None, cautions: 
 
 def summary(plan: Plan) -> str:
     """One line for a log."""
-    places = gigabytes(plan.total("device") + (plan.total("host") if plan.device == "cpu" else 0))
+    places = gigabytes(plan.total("device") + (plan.total("host") if plan.target.one_memory else 0))
     cards = len(plan.device_names)
-    per = "in all" if plan.device == "cpu" else f"on each of {cards} cards" if cards > 1 else "on one card"
+    per = "in all" if plan.target.one_memory else f"on each of {cards} cards" if cards > 1 else "on one card"
     return (
         f"plan: {places} {per}; context {plan.context} tokens, {plan.slots} running, "
         f"{plan.pages * 64} tokens of {plan.kv.codec} KV, {gigabytes(plan.host_cache)} prefix cache"

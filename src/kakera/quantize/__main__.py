@@ -7,13 +7,12 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-
 from kakera.errors import KakeraError
 from kakera.plan.spec import ModelSpec
 from kakera.quantize.convert import quantize_checkpoint
 from kakera.quantize.progress import console_progress
 from kakera.quantize.recipe import Recipe
+from kakera.target.as_torch import device_called
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--kind-bits", action="append", default=[], metavar="KIND=BITS", help="such as mlp.down=4")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shard-mb", type=float, default=5000)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="auto")
     options = parser.parse_args(arguments)
     try:
         overrides = {kind: int(bits) for kind, bits in (item.split("=") for item in options.kind_bits)}
@@ -35,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--kind-bits takes KIND=BITS, such as mlp.down=4")
     started = time.monotonic()
     try:
+        device = device_called(options.device)
         spec = ModelSpec.load(options.source)
         recipe = Recipe.for_bits(
             options.format, options.bits, spec, head_bits=options.head_bits, overrides=overrides, seed=options.seed
@@ -42,13 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{recipe.mean_bits(spec):.3f} bits a coded weight: {dict(recipe.bits)}", file=sys.stderr)
         with console_progress() as progress:
             summary = quantize_checkpoint(
-                options.source, options.out, recipe, options.device, progress, shard_bytes=int(options.shard_mb * 1e6)
+                options.source, options.out, recipe, device, progress, shard_bytes=int(options.shard_mb * 1e6)
             )
     except KakeraError as error:
         print(error, file=sys.stderr)
         return error.exit_status
     print(summary.table())
-    print(f"{time.monotonic() - started:.1f} s on {options.device}")
+    print(f"{time.monotonic() - started:.1f} s on {device}")
     return 0
 
 

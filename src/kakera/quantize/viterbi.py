@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kakera.target.as_torch import target_of
 from kakera.weights.trellis import STATE_BITS, WEIGHTS
 
 HALF = WEIGHTS // 2
@@ -94,14 +95,14 @@ def _trace_back(back: Tensor, end: Tensor, bits: int) -> Tensor:
 
 def _batch_tiles(device: torch.device, bits: int) -> int:
     """Tiles at a time: on a CPU what stays in a core's cache, on a GPU a quarter of the free memory."""
-    if device.type == "cpu":
+    if target_of(device).one_memory:
         return 8
     bytes_per_tile = WEIGHTS * (1 << (STATE_BITS - bits)) + 8 * 4 * (1 << STATE_BITS)
     return max(1, min(4096, torch.cuda.mem_get_info(device)[0] // 4 // bytes_per_tile))
 
 
 def _best_search(device: torch.device) -> Search:
-    if device.type != "cuda":
+    if not target_of(device).has_cards:
         return search_torch
     try:
         from kakera.quantize.viterbi_triton import search_triton

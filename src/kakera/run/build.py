@@ -24,7 +24,7 @@ from kakera.model.state import StatePool
 from kakera.ops.gdn_step import can_step
 from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
-from kakera.plan.sizes import CUDA_OVERHEADS, STAGED_CHECKPOINTS, margin
+from kakera.plan.sizes import margin
 from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run.engine import LocalEngine
@@ -37,6 +37,7 @@ from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore, Store
 from kakera.run.warmup import warm_up
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
+from kakera.target.as_torch import DTYPES, is_there
 from kakera.target.devices import device_bytes_used
 from kakera.text.tokenizer import Tokenizer
 
@@ -45,14 +46,13 @@ LOADING = "loading layers"
 PINNING = "host memory of the prefix cache (256 MB each)"
 WARMING = "steps to warm up (kernels are compiled at the first start)"
 NEAR_PLAN = 0.03  # of the plan: what is taken may differ by so much
-COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}  # 16-bit matmul is far slower on AVX2 machines
 
 
 def check_cards(plan: Plan) -> None:
     """Raises UsageError if torch can not compute on what the plan is for: it may be made for cards elsewhere. Before
     the first use of CUDA."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else CUDA counts by speed, the plan as NVML does
-    if plan.device == "cuda" and not torch.cuda.is_available():
+    if not is_there(plan.target):
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
     if (cards := len(plan.device_bytes)) > 1:
         one = f"{plan.device_bytes[0] / 1e9:.0f}GB"
@@ -78,15 +78,15 @@ def build_engine(
     """
     check_cards(plan)
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None  # a wrong one is known at once
-    device = torch.device(plan.device)
+    target, device = plan.target, torch.device(plan.target.kind)
     others = 0
-    if device.type == "cuda":
+    if target.has_cards:
         others = device_bytes_used()  # the plan left it to them
         take_memory(plan)
-    dtype = dtype or COMPUTE_DTYPES[plan.device]
+    dtype = dtype or DTYPES[target.dtype]
     tell = progress or (lambda stage, done, total: None)
     segments = None
-    if device.type == "cuda" and CacheSizes.of(plan).can_save:  # beside the loading: 8 GB take 5 s
+    if target.staged is not None and CacheSizes.of(plan).can_save:  # beside the loading: 8 GB take 5 s
         told = partial(tell, PINNING)
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     model = HybridModel.load(directory, dtype, device, partial(tell, LOADING), escha_bias=escha_bias)
@@ -100,11 +100,11 @@ def build_engine(
     if has_graphs(plan.spec, kv, dtype, device):
         graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
     store: Store = HostStore(shape, kv, states)
-    if segments is not None:
+    if segments is not None and target.staged is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
-        store = PinnedStore(shape, kv, states, sizes, segments.result(), STAGED_CHECKPOINTS, side)
+        store = PinnedStore(shape, kv, states, sizes, segments.result(), target.staged, side)
     runner = TorchRunner(model, kv, states, store, Outputs(compiler), graphs)
-    if device.type == "cuda":
+    if target.has_cards:
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):
             log.warning(line)
@@ -119,7 +119,7 @@ def take_memory(plan: Plan) -> None:
         grow = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
         grow("expandable_segments:True")
     capacity = torch.cuda.get_device_properties(0).total_memory
-    planned = plan.total("device") + margin(plan.device_bytes[0]) - sum(o.bytes for o in CUDA_OVERHEADS)
+    planned = plan.total("device") + margin(plan.device_bytes[0]) - sum(o.bytes for o in plan.target.overheads)
     torch.cuda.set_per_process_memory_fraction(min(1.0, planned / capacity))
 
 

@@ -10,7 +10,6 @@ from kakera.contract.grid import PAGE
 from kakera.contract.request import Request
 from kakera.errors import RequestRefused
 from kakera.plan.plan import Plan
-from kakera.plan.sizes import STAGED_CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Limits:
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:
-        staged = Limits.saves if plan.device == "cpu" else STAGED_CHECKPOINTS
+        staged = Limits.saves if plan.target.staged is None else plan.target.staged
         return Limits(
             plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab, saves=staged
         )

@@ -57,7 +57,7 @@ class Bar:
 
 def bars(plan: Plan, stats: EngineStats, reading: Reading) -> list[Bar]:
     """Each card and the host; on a CPU they are one memory."""
-    if plan.device == "cpu":
+    if plan.target.one_memory:
         rows = _rows(plan, stats, "device") + _rows(plan, stats, "host")
         return [Bar("this machine's memory", reading.host_bytes, reading.host_used, margin(reading.host_bytes), rows)]
     device = _rows(plan, stats, "device")

@@ -22,7 +22,7 @@ from kakera.server.service import Service
 def status_routes(service: Service, plan: Plan | None, sensors: Sensors | None = None) -> APIRouter:
     """`plan` is None for scripted models, which have no memory to show."""
     router = APIRouter()
-    on_cards = plan is not None and plan.device == "cuda"
+    on_cards = plan is not None and plan.target.has_cards
     sensors = sensors or Sensors(len(plan.device_names) if plan and on_cards else 0)
 
     @router.get("/v1/kakera/status")

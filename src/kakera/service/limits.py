@@ -12,13 +12,8 @@ from kakera.plan.plan import Plan
 from kakera.plan.speed import Speed
 
 STALL_LEAST = 30.0  # seconds; shorter ones are swapping, a busy neighbour, a disk that spins up
-# Predicted steps. On a CPU neighbours count: at a load of 5 on two cores `mini` took more than 31 seconds for a step of
-# 512 tokens predicted at 2, because its threads wait for each other to get a core, many times a step.
-STALL_STEPS = {"cpu": 60.0, "cuda": 10.0}
-COMPILE_SECONDS = 90.0  # on a GPU kernels are compiled when a shape first comes, in the middle of a step
 START_LEAST = 120.0  # seconds for doctor's checks, imports, allocation, first token; `mini` 7 to 16 on two busy cores
 DISK_BYTES = 100e6  # bytes per second of a slow disk
-FIRST_TOKEN_SECONDS = 300.0  # a GPU compiles what the first token needs
 # Of the planned host bytes. `mini` at 8,192 tokens: 1.31 GB planned; 0.67 GB loaded, without a peak before that, and
 # 0.82 GB after four prompts of 1,000 tokens (both processes, highest resident sets).
 HIGH_SHARE, MAX_SHARE = 1.15, 1.5
@@ -45,17 +40,17 @@ def step_seconds(plan: Plan, speed: Speed) -> float:
 
 
 def stall_seconds(plan: Plan, speed: Speed) -> float:
-    compiling = COMPILE_SECONDS if plan.device == "cuda" else 0.0
-    return max(STALL_LEAST, STALL_STEPS[plan.device] * step_seconds(plan, speed)) + compiling
+    patience = plan.target.patience
+    return max(STALL_LEAST, patience.stall_steps * step_seconds(plan, speed)) + patience.compile_seconds
 
 
 def host_bytes(plan: Plan) -> int:
     """What the plan takes of the host's memory; on a CPU that is all of it."""
-    return plan.total("host") + (plan.total("device") if plan.device == "cpu" else 0)
+    return plan.total("host") + (plan.total("device") if plan.target.one_memory else 0)
 
 
 def bounds(plan: Plan, speed: Speed, file_bytes: int) -> Bounds:
-    first = FIRST_TOKEN_SECONDS if plan.device == "cuda" else 0.0
+    first = plan.target.patience.first_token_seconds
     planned = host_bytes(plan)
     return Bounds(
         stall_seconds=stall_seconds(plan, speed),

@@ -8,13 +8,13 @@ from kakera.errors import EngineDied
 from kakera.run.interface import AsyncEngine
 from kakera.server.health import EngineWatch, one_token
 from kakera.server.run import Attendant
-from kakera.service.limits import FIRST_TOKEN_SECONDS
 from kakera.service.notify import Notifier
+from kakera.target.target import CUDA
 
 TICK_SECONDS = 0.5
 
 
-async def first_token(engine: AsyncEngine, seconds: float = FIRST_TOKEN_SECONDS) -> None:
+async def first_token(engine: AsyncEngine, seconds: float = CUDA.patience.first_token_seconds) -> None:
     """Generate a token before anybody is told that the server is ready. Raises EngineDied saying why none came."""
     if problem := await one_token(engine, seconds):
         raise EngineDied(f"the engine is loaded but generates nothing: {problem}")

@@ -6,12 +6,13 @@ import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 
 from kakera.errors import UsageError
 from kakera.target import cards
+from kakera.target.target import CPU, CUDA, Target
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -37,9 +38,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Machine:
-    """`devices` compute and hold weights and KV; `ram` is the host's memory (for kind "cpu" the same memory)."""
+    """`devices` compute and hold weights and KV; `ram` is the host's memory (of a CPU the same memory)."""
 
-    kind: Literal["cpu", "cuda"]
+    target: Target
     devices: tuple[Device, ...]
     ram: int
     ram_used: int = 0
@@ -60,13 +61,13 @@ def resolve(gpus: str) -> Machine:
     text = gpus.strip().lower()
     if text == "auto":
         found, warnings = detect_gpus()
-        return Machine("cuda", found, total, used, warnings) if found else resolve("cpu")
+        return Machine(CUDA, found, total, used, warnings) if found else resolve("cpu")
     if text == "cpu":
-        return Machine("cpu", (Device("cpu", total, used),), total, used)
+        return Machine(CPU, (Device("cpu", total, used),), total, used)
     if text.startswith("cpu:"):
         return _part_of_host(text.removeprefix("cpu:").strip(), total)
     devices = tuple(_named(part.strip()) for part in text.split(","))
-    return Machine("cuda", devices, total, used)
+    return Machine(CUDA, devices, total, used)
 
 
 def resolve_to_compute(gpus: str) -> Machine:
@@ -87,7 +88,7 @@ def _part_of_host(text: str, total: int) -> Machine:
     """The CPU with so much memory and no more, whatever others use: the same plan at every start."""
     size, name = parse_bytes(text), f"cpu:{_as_written(text)}"
     warning = f"--gpus {name}: this machine has {total} bytes of memory" if size > total else ""
-    return Machine("cpu", (Device(name, size),), size, warnings=(warning,) if warning else ())
+    return Machine(CPU, (Device(name, size),), size, warnings=(warning,) if warning else ())
 
 
 def _named(part: str) -> Device:

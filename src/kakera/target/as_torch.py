@@ -1,0 +1,44 @@
+"""Targets and dtypes in torch's words: the only file of this room that imports it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from kakera.errors import UsageError
+from kakera.target.target import CPU, CUDA, Dtype, Target
+
+DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def name_of(dtype: torch.dtype) -> Dtype | None:
+    """None for dtypes that no activation has."""
+    return _NAMES.get(dtype)
+
+
+@cache
+def target_of(device: torch.device) -> Target:
+    """What `device` is, with the capability of a card."""
+    if device.type == CUDA.kind:
+        return replace(CUDA, capability=torch.cuda.get_device_capability(device))
+    return CPU
+
+
+def is_there(target: Target) -> bool:
+    """Whether torch can compute on one."""
+    return not target.has_cards or torch.cuda.is_available()
+
+
+def device_called(name: str) -> torch.device:
+    """Of `--device`: cpu, cuda, cuda:1; "auto" is the first card, or the CPU without one. Raises UsageError."""
+    if name == "auto":
+        return torch.device((CUDA if is_there(CUDA) else CPU).kind)
+    found = {CPU.kind: CPU, CUDA.kind: CUDA}.get(name.partition(":")[0])  # type: ignore[call-overload]
+    if found is None:
+        raise UsageError(f"--device {name}: choose auto, {CPU.kind} or {CUDA.kind}")
+    if not is_there(found):
+        raise UsageError(f"--device {name}: torch sees no CUDA device; kakera doctor says why")
+    return torch.device(name)
