@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 from kakera.ops import gdn_prefill_kernels as kernels
 from kakera.ops.gdn_prefill import INVERT_WARPS, NORM_WARPS, tile_of
 from kakera.plan.spec import GdnSpec
+from kakera.target.kernels import has_large_tiles
 
 ARCHITECTURES = (80, 86, 89, 90, 120)  # A100, RTX 30, 40, H100/H200, RTX 50
 SPEC = GdnSpec(16, 48, 128, 128, 4)
@@ -56,7 +57,7 @@ def used(made: Any) -> tuple[int, int, int]:
 
 def main(arch: int) -> None:
     sizes = {"STRIDE": 16480, "J": SPEC.k_heads, "V": SPEC.v_heads, "K": SPEC.k_dim, "D": SPEC.v_dim}
-    tile = tile_of(arch // 10, SPEC)
+    tile = tile_of(has_large_tiles((arch // 10, arch % 10)), SPEC)
     taps = {"TAPS": SPEC.conv_taps}
     passing = {"SAVE": True, "BLOCK_D": tile.columns, "STAGES": tile.stages}
     for kernel, constants, warps in (

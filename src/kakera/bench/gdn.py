@@ -12,8 +12,9 @@ from rich.table import Table
 from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
 from kakera.bench.tables import right_aligned
 from kakera.errors import UsageError
-from kakera.ops.gdn_step import StepRows, can_step, gdn_step
+from kakera.ops.gdn_step import StepRows, gdn_step
 from kakera.plan.spec import GdnSpec, ModelSpec
+from kakera.target import kernels
 
 ROWS = (1, 4, 8, 32)
 TOKENS = (512, 2048, 8192)
@@ -67,7 +68,7 @@ class GdnBench:
 
 def measure(spec: ModelSpec, ranks: int, tell: Tell) -> GdnBench:
     """The heads of one of `ranks` cards. Raises UsageError for a model without such layers."""
-    if spec.gdn is None or not can_step(spec.gdn, torch.bfloat16):
+    if spec.gdn is None or not kernels.steps(spec.gdn, "bf16"):
         raise UsageError(
             "there are no Gated DeltaNet kernels for this model: heads of 128 channels and 4 taps have some"
         )

@@ -46,9 +46,10 @@ def kernels(
             raise UsageError("--plot: there is nothing to draw of gdn")
         if only == "linear" and min(counts) >= LONG_ROWS:
             raise UsageError(f"--plot draws milliseconds of short batches: give --rows below {LONG_ROWS} as well")
-    import torch
+    from kakera.target.as_torch import is_there
+    from kakera.target.target import CUDA
 
-    if not torch.cuda.is_available():
+    if not is_there(CUDA):
         raise KakeraError("kakera bench kernels measures a GPU, and torch sees none here (kakera doctor says why)")
     if only == "linear":
         found, views = _linear(model, spec, counts, ranks, plot)

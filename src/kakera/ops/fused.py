@@ -13,11 +13,10 @@ from torch import Tensor
 from kakera.ops import activation
 from kakera.ops.cuda.compiler import kernel
 from kakera.ops.norm import rms_norm
+from kakera.target.as_torch import name_of
+from kakera.target.kernels import EIGHT, adds_and_norms, multiplies_pairs
 
-EIGHT = 8  # channels of a load
-THREADS = 256
-MOST_VECTORS = 4  # eights of channels that a thread of the norm holds: 8,192 channels; 8 spill
-HALVES = (torch.float16, torch.bfloat16)
+THREADS = 256  # of which one of the norm holds four eights of channels at most: 8 spill
 
 
 class _AddNorm(ctypes.Structure):
@@ -38,11 +37,11 @@ class _Swiglu(ctypes.Structure):
 def add_rms_norm(x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + delta and its RMS norm times `scale_H` (float32), both in x's dtype."""
     channels = x_TH.shape[1]
-    vectors = -(-channels // (EIGHT * THREADS))
-    if not _has_kernel(x_TH, channels) or vectors > MOST_VECTORS:
+    if not (x_TH.is_cuda and adds_and_norms(len(x_TH), channels, name_of(x_TH.dtype))):
         return add_rms_norm_reference(x_TH, delta_TH, scale_H, eps)
     x_TH, delta_TH = x_TH.contiguous(), delta_TH.contiguous()
     sum_TH, y_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
+    vectors = -(-channels // (EIGHT * THREADS))
     launch = _AddNorm(eps=eps, channels=channels, x=x_TH.data_ptr(), delta=delta_TH.data_ptr())
     launch.scale, launch.sum, launch.y = scale_H.data_ptr(), sum_TH.data_ptr(), y_TH.data_ptr()
     run = kernel("add_norm", THREADS, (f"VECTORS={vectors}", *_dtype(x_TH)), x_TH.device.index)
@@ -58,7 +57,8 @@ def add_rms_norm_reference(x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps:
 def swiglu(gate_up_T2I: Tensor) -> Tensor:
     """silu(gate) up, from the two halves of the last dimension, in the input's dtype."""
     rows, channels = gate_up_T2I.shape[0], gate_up_T2I.shape[1] // 2
-    if not _has_kernel(gate_up_T2I, channels) or not _aligned(gate_up_T2I):
+    served = gate_up_T2I.is_cuda and multiplies_pairs(rows, channels, name_of(gate_up_T2I.dtype))
+    if not served or not _aligned(gate_up_T2I):
         return activation.swiglu(gate_up_T2I)
     y_TI = gate_up_T2I.new_empty(rows, channels)
     launch = _Swiglu(gate_up=gate_up_T2I.data_ptr(), y=y_TI.data_ptr())
@@ -66,10 +66,6 @@ def swiglu(gate_up_T2I: Tensor) -> Tensor:
     run = kernel("swiglu", THREADS, _dtype(gate_up_T2I), gate_up_T2I.device.index)
     run.launch((-(-channels // (EIGHT * THREADS)), rows), launch, dependent=True)
     return y_TI
-
-
-def _has_kernel(x_TI: Tensor, channels: int) -> bool:
-    return x_TI.device.type == "cuda" and x_TI.dtype in HALVES and channels % EIGHT == 0 and 0 < len(x_TI) < 65536
 
 
 def _aligned(x_TI: Tensor) -> bool:

@@ -36,7 +36,7 @@ def gated_delta_chunk(
 ) -> tuple[Tensor, Tensor]:
     """Outputs [N, V, D] and the state after the last token; the state passed in is left alone."""
     outputs: list[Tensor] = []
-    size = CPU_RANGE if q_NJK.device.type == "cpu" else GPU_RANGE
+    size = CPU_RANGE if q_NJK.is_cpu else GPU_RANGE
     for start in range(0, q_NJK.shape[0], size):
         part = slice(start, start + size)
         output, state_VKD = _range(q_NJK[part], k_NJK[part], v_NVD[part], g_NV[part], beta_NV[part], state_VKD)

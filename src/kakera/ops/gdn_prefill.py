@@ -19,6 +19,8 @@ from kakera.ops.gdn_step import GdnConstants
 from kakera.plan import gdn_plan
 from kakera.plan.gdn_plan import CHUNK
 from kakera.plan.spec import GdnSpec
+from kakera.target.as_torch import target_of
+from kakera.target.kernels import has_large_tiles
 
 INVERT_WARPS, NORM_WARPS = 2, 8  # H200, 8,192 tokens of 48 heads: 203 and 80 us; 1 and 4 warps 264 and 102
 
@@ -43,18 +45,17 @@ class Tile(NamedTuple):
 
     @staticmethod
     def of(device: torch.device, spec: GdnSpec) -> Tile:
-        major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
-        return tile_of(major, spec)
+        return tile_of(has_large_tiles(target_of(device).capability), spec)
 
 
-def tile_of(major: int, spec: GdnSpec) -> Tile:
+def tile_of(large: bool, spec: GdnSpec) -> Tile:
     """64 columns are the rows of a Hopper tensor-core tile; elsewhere two stages have to fit in 99 KB.
 
     `prepare` likes 211 registers, which is one block on an SM; on an H200 two of 128 are faster (8,192 tokens of 48
     heads: 237 us, not 371). Elsewhere it would spill.
     """
     columns = min(64, spec.v_dim)
-    return Tile(columns, 4, 3, 8, 128) if major in (9, 10) else Tile(columns, 4, 2, 8, None)
+    return Tile(columns, 4, 3, 8, 128) if large else Tile(columns, 4, 2, 8, None)
 
 
 def gdn_prefill(

@@ -18,9 +18,10 @@ from kakera.ops.cuda.compiler import kernel
 from kakera.ops.gated_delta import gated_delta_recurrent
 from kakera.ops.norm import l2_norm, rms_norm_gated
 from kakera.plan.spec import GdnSpec
+from kakera.target.as_torch import name_of
+from kakera.target.kernels import steps
 
-DIM, TAPS, THREADS = 128, 4, 512  # of gdn_step.cu: key and value channels of a head, taps, threads of a block
-HALVES = (torch.float16, torch.bfloat16)
+THREADS = 512  # of a block of gdn_step.cu
 
 
 class _Launch(ctypes.Structure):
@@ -60,10 +61,8 @@ class StepRows:
 
 
 def can_step(spec: GdnSpec, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel for layers of this kind, with activations of `dtype`. An odd number of value heads
-    would leave rows of q | k | v | z | b | a off the 8 bytes that are loaded at once."""
-    shapes = (spec.k_dim, spec.v_dim, spec.conv_taps) == (DIM, DIM, TAPS) and spec.v_heads % 2 == 0
-    return shapes and dtype in HALVES
+    """`target.kernels.steps` in torch's words."""
+    return steps(spec, name_of(dtype))
 
 
 def gdn_step(
@@ -138,7 +137,7 @@ def gdn_step_reference(
             outputs.append(output)
             if n + 1 == commit:
                 state_SVKD[slot] = state_VKD
-                conv_SWC[slot] = columns[n + 1 : n + TAPS]
+                conv_SWC[slot] = columns[n + 1 : n + spec.conv_taps]
         if outputs:
             gate_NVD = z_NI.reshape(-1, V, D)
             y_TI[begin:end] = rms_norm_gated(torch.cat(outputs), gate_NVD, constants.scale_D, eps).flatten(1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kakera.ops.cuda.compiler import kernel
+from kakera.target.as_torch import HALVES
 from kakera.weights.int8 import decode
 
 FEW_ROWS = 32
@@ -37,7 +38,7 @@ def int8_linear(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor) -> Tensor:
         raise ValueError(
             f"int8 rows of {inputs} x {outputs}: inputs go in steps of {COLUMN_STEP}, outputs of {ROW_STEP}"
         )
-    if x_TI.dtype not in (torch.float16, torch.bfloat16):  # the kernel would read other bytes as fp16
+    if x_TI.dtype not in HALVES:  # the kernel would read other bytes as fp16
         raise ValueError(f"int8 rows take float16 or bfloat16, not {x_TI.dtype}")
     y_TO = x_TI.new_empty(len(x_TI), outputs)
     if len(x_TI) >= MANY_ROWS:

@@ -26,7 +26,7 @@ def pack(w_OI: Tensor) -> Weight:
     The result is opaque: it goes to `linear`, nothing else. A weight beyond the range of fp16 stays plain, and so do
     all where torch is built without FBGEMM (on ARM).
     """
-    if w_OI.device.type != "cpu" or w_OI.dtype != torch.float32 or "fbgemm" not in _engines():
+    if not w_OI.is_cpu or w_OI.dtype != torch.float32 or "fbgemm" not in _engines():
         return w_OI
     if w_OI.abs().max() > FP16_MAX:
         return w_OI
@@ -40,7 +40,7 @@ def linear(x_TI: Tensor, weight: Weight, fast_rows: int = 0) -> Tensor:
     The first `fast_rows` rows (decode) are computed the fast way. The bits of every other row depend on nothing but
     the row, the weight and the number of threads. On a GPU there is no such promise, and one product for all rows.
     """
-    if x_TI.device.type != "cpu":
+    if not x_TI.is_cpu:
         assert isinstance(weight, Tensor)
         return F.linear(x_TI, weight)
     if fast_rows == len(x_TI):

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kakera.quantize.viterbi import UNREACHABLE
+from kakera.target.as_torch import target_of
 from kakera.weights import codebook
 from kakera.weights.trellis import STATE_BITS, WEIGHTS
 
@@ -118,4 +119,4 @@ def search_triton(targets: Tensor, seam: Tensor | None, table: Tensor, bits: int
 
 
 def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return torch.cuda.get_device_properties(device).multi_processor_count if target_of(device).has_cards else 1

@@ -21,11 +21,9 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.ops.gdn_step import can_step
 from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import margin
-from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs
@@ -37,8 +35,9 @@ from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore, Store
 from kakera.run.warmup import warm_up
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
-from kakera.target.as_torch import DTYPES, is_there
+from kakera.target.as_torch import DTYPES, is_there, name_of
 from kakera.target.devices import device_bytes_used
+from kakera.target.kernels import captures
 from kakera.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ def build_engine(
     if grammars:
         compiler.prepare()
     graphs = None
-    if has_graphs(plan.spec, kv, dtype, device):
+    if captures(target, kv.has_kernels, plan.spec.gdn, name_of(dtype)):
         graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
     store: Store = HostStore(shape, kv, states)
     if segments is not None and target.staged is not None:
@@ -138,13 +137,6 @@ def over_plan(plan: Plan, taken: int) -> list[str]:
         f"the card holds {taken / 1e9:.2f} GB after the start where {planned / 1e9:.2f} GB were planned: another "
         "program has taken some, or the plan is wrong here; lower --context or --max-running if it gets slow"
     ]
-
-
-def has_graphs(spec: ModelSpec, kv: KVCache, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether all of a decode step is kernels, which can be captured: the plain path asks the host here and there."""
-    if device.type != "cuda" or not kv.has_kernels or dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return spec.gdn is None or can_step(spec.gdn, dtype)
 
 
 def scheduler_for(plan: Plan) -> Scheduler:

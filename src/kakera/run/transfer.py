@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kakera.target.as_torch import target_of
+
 ALIGNED = 8  # bytes; a view as int64 or float64 has to begin on a multiple of it
 
 
@@ -17,7 +19,7 @@ def upload(arrays: Mapping[str, np.ndarray], device: torch.device) -> dict[str, 
     for array in arrays.values():
         begins.append(size)
         size += -(-array.nbytes // ALIGNED) * ALIGNED
-    host_B = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    host_B = torch.empty(size, dtype=torch.uint8, pin_memory=target_of(device).has_cards)
     for array, begin in zip(arrays.values(), begins, strict=True):
         host_B[begin : begin + array.nbytes].numpy()[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     device_B = host_B.to(device, non_blocking=True)

@@ -8,9 +8,11 @@ from functools import cache
 import torch
 
 from kakera.errors import UsageError
+from kakera.target.kernels import is_half
 from kakera.target.target import CPU, CUDA, Dtype, Target
 
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+HALVES = tuple(dtype for name, dtype in DTYPES.items() if is_half(name))  # what kernels take
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
