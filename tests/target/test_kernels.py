@@ -38,11 +38,11 @@ def card(*capability: int):
 def test_every_kernel_wants_16_bit_activations() -> None:
     def served(dtype):
         yield kernels.keeps_codes(card(9, 0), dtype)
-        yield kernels.multiplies_few(1, 512, 64, dtype)
-        yield kernels.adds_and_norms(1, 512, dtype)
-        yield kernels.multiplies_pairs(1, 512, dtype)
-        yield kernels.steps(Gdn(), dtype)
-        yield kernels.captures(CUDA, True, Gdn(), dtype)
+        yield kernels.serves_small_linear(1, 512, 64, dtype)
+        yield kernels.serves_add_norm(1, 512, dtype)
+        yield kernels.serves_swiglu(1, 512, dtype)
+        yield kernels.serves_gdn_step(Gdn(), dtype)
+        yield kernels.captures_step(CUDA, True, Gdn(), dtype)
 
     for dtype in HALVES:
         assert all(served(dtype))
@@ -61,24 +61,24 @@ def test_codes_stay_where_the_tensor_cores_can_decode_them() -> None:
 
 def test_borders_of_small_products() -> None:
     for rows, inputs, outputs in [(1, 8, 1), (32, 8192, 256)]:
-        assert kernels.multiplies_few(rows, inputs, outputs, "fp16")
+        assert kernels.serves_small_linear(rows, inputs, outputs, "fp16")
     for rows, inputs, outputs in [(0, 8, 1), (33, 8, 1), (1, 12, 1), (1, 8200, 1), (1, 8, 257)]:
-        assert not kernels.multiplies_few(rows, inputs, outputs, "fp16")
+        assert not kernels.serves_small_linear(rows, inputs, outputs, "fp16")
 
 
 def test_borders_of_pointwise_steps() -> None:
     for rows, channels in [(1, 8), (65535, 8192)]:
-        assert kernels.adds_and_norms(rows, channels, "bf16") and kernels.multiplies_pairs(rows, channels, "bf16")
+        assert kernels.serves_add_norm(rows, channels, "bf16") and kernels.serves_swiglu(rows, channels, "bf16")
     for rows, channels in [(0, 8), (65536, 8), (1, 4)]:
-        assert not kernels.adds_and_norms(rows, channels, "bf16")
-        assert not kernels.multiplies_pairs(rows, channels, "bf16")
-    assert kernels.multiplies_pairs(1, 17408, "bf16") and not kernels.adds_and_norms(1, 8200, "bf16")
+        assert not kernels.serves_add_norm(rows, channels, "bf16")
+        assert not kernels.serves_swiglu(rows, channels, "bf16")
+    assert kernels.serves_swiglu(1, 17408, "bf16") and not kernels.serves_add_norm(1, 8200, "bf16")
 
 
 def test_gdn_heads_of_one_size_step() -> None:
-    assert kernels.steps(Gdn(), "bf16") and kernels.steps(Gdn(v_heads=2), "fp16")
+    assert kernels.serves_gdn_step(Gdn(), "bf16") and kernels.serves_gdn_step(Gdn(v_heads=2), "fp16")
     for other in (Gdn(k_dim=64), Gdn(v_dim=256), Gdn(conv_taps=3), Gdn(v_heads=3)):
-        assert not kernels.steps(other, "bf16")
+        assert not kernels.serves_gdn_step(other, "bf16")
 
 
 def test_attention_is_what_is_both_written_and_read() -> None:
@@ -86,18 +86,18 @@ def test_attention_is_what_is_both_written_and_read() -> None:
         (64, 128, 256, 512), (16, 32, 64, 128, 256), ("int2", "bf16", "fp32"), (32, 64, 256)
     ):
         pages = KvFormat(codec, group)
-        served = kernels.attends(dim, rotary, pages, False)
+        served = kernels.serves_attention(dim, rotary, pages, False)
         groups = dim // group if codec == "int2" else 1
         expected = dim in (128, 256) and rotary in (dim, dim // 2, dim // 4) and groups <= 4 and codec != "fp32"
         assert served == expected, (dim, rotary, pages)
-        assert not kernels.attends(dim, rotary, pages, True)
+        assert not kernels.serves_attention(dim, rotary, pages, True)
 
 
 def test_a_graph_holds_steps_of_kernels_only() -> None:
-    assert kernels.captures(CUDA, True, None, "bf16") and kernels.captures(CUDA, True, Gdn(), "fp16")
-    assert not kernels.captures(CPU, True, Gdn(), "bf16")
-    assert not kernels.captures(CUDA, False, Gdn(), "bf16")
-    assert not kernels.captures(CUDA, True, Gdn(v_heads=3), "bf16")
+    assert kernels.captures_step(CUDA, True, None, "bf16") and kernels.captures_step(CUDA, True, Gdn(), "fp16")
+    assert not kernels.captures_step(CPU, True, Gdn(), "bf16")
+    assert not kernels.captures_step(CUDA, False, Gdn(), "bf16")
+    assert not kernels.captures_step(CUDA, True, Gdn(v_heads=3), "bf16")
 
 
 def test_large_tiles_are_hoppers_and_data_centre_blackwells() -> None:
@@ -121,14 +121,14 @@ def rotations():
 def test_attention_is_answered_as_in_kv_and_plan() -> None:
     dims, rotaries, groups = (64, 128, 256, 512), (16, 32, 64, 128, 256, 512), (32, 64, 128, 256, 512)
     for dim, rotary in product(dims, rotaries):
-        assert kernels.writes(dim, rotary) == can_write(dim, rotary)
+        assert kernels.serves_write(dim, rotary) == can_write(dim, rotary)
         for codec, group, (rotation, turned) in product(("fp32", "bf16", "int2"), groups, rotations()):
             spec, pages = SimpleNamespace(head_dim=dim, rotary_dim=rotary), KvFormat(codec, group)
-            served = kernels.attends(dim, rotary, pages, turned)
+            served = kernels.serves_attention(dim, rotary, pages, turned)
             assert served == can_attend(spec, pages, rotation)
             assert served != attends_plainly(spec, pages, "a file" if turned else None)
     for dim, count in product(dims, range(1, 9)):
-        assert kernels.reads(dim, count) == can_decode(dim, count)
+        assert kernels.serves_decode(dim, count) == can_decode(dim, count)
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (12, 0)])
@@ -140,4 +140,4 @@ def test_codes_are_kept_as_the_reader_keeps_them(monkeypatch, capability) -> Non
 
 def test_ops_ask_with_the_dtype_and_the_layout_of_their_tensors() -> None:
     x, w = torch.zeros(8, 64, dtype=torch.bfloat16), torch.zeros(16, 64, dtype=torch.bfloat16)
-    assert kernels.multiplies_few(8, 64, 16, name_of(x.dtype)) and not has_kernel(x, w), "they lie on a CPU"
+    assert kernels.serves_small_linear(8, 64, 16, name_of(x.dtype)) and not has_kernel(x, w), "they lie on a CPU"

@@ -68,7 +68,7 @@ class GdnBench:
 
 def measure(spec: ModelSpec, ranks: int, tell: Tell) -> GdnBench:
     """The heads of one of `ranks` cards. Raises UsageError for a model without such layers."""
-    if spec.gdn is None or not kernels.steps(spec.gdn, "bf16"):
+    if spec.gdn is None or not kernels.serves_gdn_step(spec.gdn, "bf16"):
         raise UsageError(
             "there are no Gated DeltaNet kernels for this model: heads of 128 channels and 4 taps have some"
         )

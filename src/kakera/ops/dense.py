@@ -13,7 +13,7 @@ from torch import Tensor
 from kakera.ops.cuda.compiler import kernel
 from kakera.ops.linear import linear
 from kakera.target.as_torch import name_of
-from kakera.target.kernels import EIGHT, multiplies_few
+from kakera.target.kernels import EIGHT, serves_small_linear
 
 THREADS = 128  # of dense_few.cu
 ROWS = 8  # of a thread block, where there is more than one; a row has the same bits either way
@@ -46,4 +46,4 @@ def has_kernel(x_TI: Tensor, weight_OI: Tensor) -> bool:
     outputs, inputs = weight_OI.shape
     even = x_TI.stride(0) % EIGHT == 0 and x_TI.stride(1) == 1 and weight_OI.is_contiguous()
     known = x_TI.is_cuda and x_TI.dtype == weight_OI.dtype
-    return known and even and multiplies_few(len(x_TI), inputs, outputs, name_of(x_TI.dtype))
+    return known and even and serves_small_linear(len(x_TI), inputs, outputs, name_of(x_TI.dtype))

@@ -14,7 +14,7 @@ from kakera.ops import activation
 from kakera.ops.cuda.compiler import kernel
 from kakera.ops.norm import rms_norm
 from kakera.target.as_torch import name_of
-from kakera.target.kernels import EIGHT, adds_and_norms, multiplies_pairs
+from kakera.target.kernels import EIGHT, serves_add_norm, serves_swiglu
 
 THREADS = 256  # of which one of the norm holds four eights of channels at most: 8 spill
 
@@ -37,7 +37,7 @@ class _Swiglu(ctypes.Structure):
 def add_rms_norm(x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + delta and its RMS norm times `scale_H` (float32), both in x's dtype."""
     channels = x_TH.shape[1]
-    if not (x_TH.is_cuda and adds_and_norms(len(x_TH), channels, name_of(x_TH.dtype))):
+    if not (x_TH.is_cuda and serves_add_norm(len(x_TH), channels, name_of(x_TH.dtype))):
         return add_rms_norm_reference(x_TH, delta_TH, scale_H, eps)
     x_TH, delta_TH = x_TH.contiguous(), delta_TH.contiguous()
     sum_TH, y_TH = torch.empty_like(x_TH), torch.empty_like(x_TH)
@@ -57,7 +57,7 @@ def add_rms_norm_reference(x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps:
 def swiglu(gate_up_T2I: Tensor) -> Tensor:
     """silu(gate) up, from the two halves of the last dimension, in the input's dtype."""
     rows, channels = gate_up_T2I.shape[0], gate_up_T2I.shape[1] // 2
-    served = gate_up_T2I.is_cuda and multiplies_pairs(rows, channels, name_of(gate_up_T2I.dtype))
+    served = gate_up_T2I.is_cuda and serves_swiglu(rows, channels, name_of(gate_up_T2I.dtype))
     if not served or not _aligned(gate_up_T2I):
         return activation.swiglu(gate_up_T2I)
     y_TI = gate_up_T2I.new_empty(rows, channels)

@@ -19,7 +19,7 @@ from kakera.ops.gated_delta import gated_delta_recurrent
 from kakera.ops.norm import l2_norm, rms_norm_gated
 from kakera.plan.spec import GdnSpec
 from kakera.target.as_torch import name_of
-from kakera.target.kernels import steps
+from kakera.target.kernels import serves_gdn_step
 
 THREADS = 512  # of a block of gdn_step.cu
 
@@ -61,8 +61,8 @@ class StepRows:
 
 
 def can_step(spec: GdnSpec, dtype: torch.dtype) -> bool:
-    """`target.kernels.steps` in torch's words."""
-    return steps(spec, name_of(dtype))
+    """`target.kernels.serves_gdn_step` in torch's words."""
+    return serves_gdn_step(spec, name_of(dtype))
 
 
 def gdn_step(

@@ -37,7 +37,7 @@ from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 from kakera.target.as_torch import DTYPES, is_there, name_of
 from kakera.target.devices import device_bytes_used
-from kakera.target.kernels import captures
+from kakera.target.kernels import captures_step
 from kakera.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def build_engine(
     if grammars:
         compiler.prepare()
     graphs = None
-    if captures(target, kv.has_kernels, plan.spec.gdn, name_of(dtype)):
+    if captures_step(target, kv.has_kernels, plan.spec.gdn, name_of(dtype)):
         graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
     store: Store = HostStore(shape, kv, states)
     if segments is not None and target.staged is not None:

@@ -56,48 +56,50 @@ def keeps_codes(target: Target, dtype: Dtype | None) -> bool:
     return target.has_cards and (target.capability or OLDEST) >= OLDEST and is_half(dtype)
 
 
-def multiplies_few(rows: int, inputs: int, outputs: int, dtype: Dtype | None) -> bool:
+def serves_small_linear(rows: int, inputs: int, outputs: int, dtype: Dtype | None) -> bool:
     """Whether a kernel of ours multiplies a plain 16-bit weight."""
     return 0 < rows <= FEW_ROWS and outputs <= FEW_CHANNELS and _loads(inputs, dtype) and inputs <= WIDEST
 
 
-def adds_and_norms(rows: int, channels: int, dtype: Dtype | None) -> bool:
+def serves_add_norm(rows: int, channels: int, dtype: Dtype | None) -> bool:
     """Whether the sum of residual and delta and its RMS norm are one launch."""
-    return multiplies_pairs(rows, channels, dtype) and channels <= WIDEST
+    return serves_swiglu(rows, channels, dtype) and channels <= WIDEST
 
 
-def multiplies_pairs(rows: int, channels: int, dtype: Dtype | None) -> bool:
+def serves_swiglu(rows: int, channels: int, dtype: Dtype | None) -> bool:
     """Whether silu(gate) up is one launch."""
     return 0 < rows <= MOST_BLOCKS and _loads(channels, dtype)
 
 
-def steps(gdn: GdnShape, dtype: Dtype | None) -> bool:
+def serves_gdn_step(gdn: GdnShape, dtype: Dtype | None) -> bool:
     """Whether a Gated DeltaNet layer between its projections is one launch. An odd number of value heads would leave
     rows of q | k | v | z | b | a off the 8 bytes that are loaded at once."""
     shapes = (gdn.k_dim, gdn.v_dim, gdn.conv_taps) == (GDN_DIM, GDN_DIM, GDN_TAPS) and gdn.v_heads % 2 == 0
     return shapes and is_half(dtype)
 
 
-def writes(head_dim: int, rotary_dim: int) -> bool:
+def serves_write(head_dim: int, rotary_dim: int) -> bool:
     """Whether QK-norm, RoPE, rotation, coding and storing of heads are one launch."""
     return head_dim in HEAD_DIMS and rotary_dim in (head_dim, head_dim // 2, head_dim // 4)
 
 
-def reads(head_dim: int, groups: int) -> bool:
+def serves_decode(head_dim: int, groups: int) -> bool:
     """Whether decode rows attend over pages of so many groups a head as they lie."""
     return head_dim in HEAD_DIMS and groups <= MOST_GROUPS
 
 
-def attends(head_dim: int, rotary_dim: int, pages: PageFormat, turned: bool) -> bool:
+def serves_attention(head_dim: int, rotary_dim: int, pages: PageFormat, turned: bool) -> bool:
     """Whether attention is kernels: not for other head sizes, small groups and fp32 pages, nor where a rotation file
     has turned the heads by a matrix or graded their codes (`turned`)."""
     groups = head_dim // pages.group if pages.windowed else 1
-    return reads(head_dim, groups) and writes(head_dim, rotary_dim) and pages.codec in CODECS and not turned
+    return (
+        serves_decode(head_dim, groups) and serves_write(head_dim, rotary_dim) and pages.codec in CODECS and not turned
+    )
 
 
-def captures(target: Target, attends: bool, gdn: GdnShape | None, dtype: Dtype | None) -> bool:
+def captures_step(target: Target, attends: bool, gdn: GdnShape | None, dtype: Dtype | None) -> bool:
     """Whether all of a decode step is kernels, which a graph can hold: plain operations ask the host here and there."""
-    return target.has_cards and attends and is_half(dtype) and (gdn is None or steps(gdn, dtype))
+    return target.has_cards and attends and is_half(dtype) and (gdn is None or serves_gdn_step(gdn, dtype))
 
 
 def has_large_tiles(capability: tuple[int, int] | None) -> bool:
