@@ -13,7 +13,6 @@ from kakera.errors import PlanRefused, UsageError
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Place, Plan, PlanRow, Wishes
 from kakera.plan.sizes import (
-    attends_plainly,
     checkpoint_bytes,
     gap_bytes,
     live_state_bytes,
@@ -24,6 +23,7 @@ from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import StoreSizes, fitting
 from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
 from kakera.target.devices import Machine
+from kakera.target.kernels import serves_attention
 
 SLOT_CHOICES = (8, 4, 2, 1)
 AGENT_CONTEXT = 65536  # coding agents send 50K-200K tokens a turn: below this, fewer slots beat a shorter context
@@ -179,7 +179,9 @@ class _Budget:
         spec, ranks = self.spec, self.ranks
         live = live_state_bytes(spec, self.target.kind, ranks)
         window = self.kv.slot_bytes(spec) // ranks
-        plain = self.target.has_cards and attends_plainly(spec, self.kv, self.wishes.rotation)
+        turned = self.wishes.rotation is not None  # whatever is in the file
+        served = serves_attention(spec.head_dim, spec.rotary_dim, self.kv, turned)
+        plain = self.target.has_cards and not served
         scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.target.kind, ranks, plain)
         form = (
             f"decoded at load, linears {CPU_LINEAR_BYTES} bytes a value"

@@ -63,12 +63,12 @@ def serves_small_linear(rows: int, inputs: int, outputs: int, dtype: Dtype | Non
 
 def serves_add_norm(rows: int, channels: int, dtype: Dtype | None) -> bool:
     """Whether the sum of residual and delta and its RMS norm are one launch."""
-    return serves_swiglu(rows, channels, dtype) and channels <= WIDEST
+    return _launches(rows, channels, dtype) and channels <= WIDEST
 
 
 def serves_swiglu(rows: int, channels: int, dtype: Dtype | None) -> bool:
     """Whether silu(gate) up is one launch."""
-    return 0 < rows <= MOST_BLOCKS and _loads(channels, dtype)
+    return _launches(rows, channels, dtype)
 
 
 def serves_gdn_step(gdn: GdnShape, dtype: Dtype | None) -> bool:
@@ -92,9 +92,8 @@ def serves_attention(head_dim: int, rotary_dim: int, pages: PageFormat, turned: 
     """Whether attention is kernels: not for other head sizes, small groups and fp32 pages, nor where a rotation file
     has turned the heads by a matrix or graded their codes (`turned`)."""
     groups = head_dim // pages.group if pages.windowed else 1
-    return (
-        serves_decode(head_dim, groups) and serves_write(head_dim, rotary_dim) and pages.codec in CODECS and not turned
-    )
+    shapes = serves_decode(head_dim, groups) and serves_write(head_dim, rotary_dim)
+    return shapes and pages.codec in CODECS and not turned
 
 
 def captures_step(target: Target, attends: bool, gdn: GdnShape | None, dtype: Dtype | None) -> bool:
@@ -106,6 +105,10 @@ def has_large_tiles(capability: tuple[int, int] | None) -> bool:
     """Whether tensor cores and shared memory are those of Hopper or data-centre Blackwell (192 KB and more; elsewhere
     99): larger tiles, and kernels of cuDNN."""
     return capability is not None and capability[0] in (9, 10)
+
+
+def _launches(rows: int, channels: int, dtype: Dtype | None) -> bool:
+    return 0 < rows <= MOST_BLOCKS and _loads(channels, dtype)
 
 
 def _loads(channels: int, dtype: Dtype | None) -> bool:
