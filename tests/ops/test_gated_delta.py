@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from kakera.ops import gated_delta_chunk as chunk_module
 from kakera.ops.gated_delta import gated_delta_recurrent, gated_delta_step
 from kakera.ops.gated_delta_chunk import gated_delta_chunk
-from kakera.ops.gdn_step import can_step
 from kakera.ops.norm import l2_norm
 from kakera.plan.spec import GdnSpec
+from kakera.target.kernels import serves_gdn_step
 
 
 def inputs(count: int, J: int = 2, V: int = 6, K: int = 32, D: int = 16, seed: int = 0, forget: float = 0.3):
@@ -76,6 +76,6 @@ def test_a_step_of_several_sequences_equals_the_recurrence_of_each():
 def test_rows_that_a_kernel_can_not_load_have_none():
     """Eight bytes at once: with an odd number of value heads the b and a behind z leave the next row off them."""
     spec = GdnSpec(k_heads=1, v_heads=2, k_dim=128, v_dim=128, conv_taps=4)
-    assert can_step(spec, torch.bfloat16) and not can_step(spec, torch.float32)
-    assert not can_step(replace(spec, v_heads=3), torch.bfloat16)
-    assert not can_step(replace(spec, k_dim=64), torch.bfloat16)
+    assert serves_gdn_step(spec, "bf16") and not serves_gdn_step(spec, "fp32")
+    assert not serves_gdn_step(replace(spec, v_heads=3), "bf16")
+    assert not serves_gdn_step(replace(spec, k_dim=64), "bf16")

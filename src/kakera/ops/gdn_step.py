@@ -1,6 +1,6 @@
 """A Gated DeltaNet layer between its projections for decode rows, in one launch on a GPU.
 
-Reference: `gdn_step_reference`, the plain operations of `kakera.model.gdn` token by token.
+Reference: `gdn_step_reference`, the plain operations of `kakera.model.mixers.gdn_plain` token by token.
 """
 
 from __future__ import annotations
@@ -60,11 +60,6 @@ class StepRows:
     arrived: Tensor
 
 
-def can_step(spec: GdnSpec, dtype: torch.dtype) -> bool:
-    """`target.kernels.serves_gdn_step` in torch's words."""
-    return serves_gdn_step(spec, name_of(dtype))
-
-
 def gdn_step(
     mixed_TX: Tensor,
     constants: GdnConstants,
@@ -79,7 +74,7 @@ def gdn_step(
     Updates state_SVKD (float32 or float16 [slots, V, K, D]) and conv_SWC (the activations' dtype, [slots, taps - 1,
     channels]) in place; no slot may stand in two rows. Raises ValueError.
     """
-    if not can_step(spec, mixed_TX.dtype) or conv_SWC.dtype != mixed_TX.dtype:
+    if not serves_gdn_step(spec, name_of(mixed_TX.dtype)) or conv_SWC.dtype != mixed_TX.dtype:
         raise ValueError(f"no kernel steps {spec} with {mixed_TX.dtype} activations and {conv_SWC.dtype} columns")
     if not (state_SVKD.is_contiguous() and conv_SWC.is_contiguous()) or state_SVKD.dtype == torch.bfloat16:
         raise ValueError(f"states and columns must be contiguous, states float32 or float16, not {state_SVKD.dtype}")

@@ -35,9 +35,8 @@ from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore, Store
 from kakera.run.warmup import warm_up
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
-from kakera.target.as_torch import DTYPES, is_there, name_of
+from kakera.target.as_torch import DTYPES, is_there
 from kakera.target.devices import device_bytes_used
-from kakera.target.kernels import captures_step
 from kakera.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -89,19 +88,19 @@ def build_engine(
         told = partial(tell, PINNING)
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     model = HybridModel.load(directory, dtype, device, partial(tell, LOADING), escha_bias=escha_bias)
-    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk)
+    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], dtype, device)
     compiler = Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos)
     if grammars:
         compiler.prepare()
     graphs = None
-    if captures_step(target, kv.has_kernels, plan.spec.gdn, name_of(dtype)):
+    if model.capturable and kv.backend.capturable:  # all of a decode step is kernels
         graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
-    store: Store = HostStore(shape, kv, states)
+    store: Store = HostStore(shape, kv.store, states)
     if segments is not None and target.staged is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
-        store = PinnedStore(shape, kv, states, sizes, segments.result(), target.staged, side)
+        store = PinnedStore(shape, kv.store, states, sizes, segments.result(), target.staged, side)
     runner = TorchRunner(model, kv, states, store, Outputs(compiler), graphs)
     if target.has_cards:
         warm_up(runner, plan, partial(tell, WARMING))
