@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -66,54 +65,35 @@ class _Part:
         return Finish(self.y_TQD, centre_KD is not None, centre_KD, self.heads.gate_TI)
 
 
-class _Pages(Protocol):
-    """A store as the kernels take it."""
-
-    def of_layer(self, layer: int) -> tuple[LayerPages, Tensor | None]:
-        """And the centres, if its frame is rotated."""
-        ...
-
-    def halves_of(self, span: Span, page_T: Tensor, id_T: Tensor) -> Tensor:
-        """`Places.half_T` of a prefill span's tokens."""
-        ...
-
-    def store_segment(self, span: Span, places: Places, part: _Part) -> tuple[Int2History | Bf16History, Tensor | None]:
-        """What a prefill span brings goes everywhere, save points included. Returns its history and its band: the R
-        pages before the span, and its own; None where pages are exact."""
-        ...
-
-    def save_windows(self, layer: int, spans: Sequence[Span]) -> None:
-        """Of decode spans' save points."""
-        ...
-
-    def scratch(self) -> tuple[Tensor, ...]: ...
-
-
 class _Bf16Pages:
-    """Exact, in the model's own frame."""
+    """A store as the kernels take it: exact pages, in the model's own frame."""
 
     def __init__(self, store: DenseStore):
         self._store = store
 
     def of_layer(self, layer: int) -> tuple[LayerPages, Tensor | None]:
+        """And the centres, if the frame is rotated."""
         return LayerPages(None, None, self._store.kv_LP2KND[layer], None), None
 
     def halves_of(self, span: Span, page_T: Tensor, id_T: Tensor) -> Tensor:
+        """`Places.half_T` of a prefill span's tokens."""
         return id_T
 
-    def store_segment(self, span: Span, places: Places, part: _Part) -> tuple[Int2History | Bf16History, Tensor | None]:
+    def store_segment(self, span: Span, places: Places, part: _Part) -> tuple[Bf16History, None]:
+        """What a prefill span brings goes everywhere, save points included. Returns its history and its band: the R
+        pages before the span, and its own; None where pages are exact."""
         part.store(part.pages, places)
         return Bf16History(part.pages.halves), None
 
     def save_windows(self, layer: int, spans: Sequence[Span]) -> None:
-        """There are none."""
+        """Of decode spans' save points."""
 
     def scratch(self) -> tuple[Tensor, ...]:
         return ()
 
 
 class _Int2Pages:
-    """2-bit pages and 16-bit rings, in the Hadamard frame."""
+    """The same of 2-bit pages and 16-bit rings, in the Hadamard frame."""
 
     def __init__(self, store: Int2Store, chunk: int):
         self._store = store
@@ -129,7 +109,7 @@ class _Int2Pages:
     def halves_of(self, span: Span, page_T: Tensor, id_T: Tensor) -> Tensor:
         return page_T - span.start // PAGE
 
-    def store_segment(self, span: Span, places: Places, part: _Part) -> tuple[Int2History | Bf16History, Tensor | None]:
+    def store_segment(self, span: Span, places: Places, part: _Part) -> tuple[Int2History, Tensor]:
         """Codes to the pages, 16-bit rows to the band, and what of it lasts to ring, sink and save points."""
         recent, window_pages = self._store.recent, self._store.window_pages
         first, last = span.start // PAGE, (span.end - 1) // PAGE
@@ -159,7 +139,7 @@ class GpuAttention:
     def __init__(self, spec: ModelSpec, store: DenseStore | Int2Store, slots: int, chunk: int):
         """`chunk`: tokens of the longest prefill span."""
         device, self.window_pages = store.device, store.window_pages
-        self.pages: _Pages = _Int2Pages(store, chunk) if isinstance(store, Int2Store) else _Bf16Pages(store)
+        self.pages = _Int2Pages(store, chunk) if isinstance(store, Int2Store) else _Bf16Pages(store)
         tiles = query_tiles(ROW_TOKENS, spec.group)
         self._rows = min(slots, MOST_ROWS)
         self.decode_scratch = DecodeScratch.allocate(self._rows, tiles, spec.kv_heads, spec.head_dim, device)

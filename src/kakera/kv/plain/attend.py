@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kakera.contract.grid import PAGE
-from kakera.kv.plain.pages import PagePool
+from kakera.kv.plain.pages import DensePool, Int2Pool
 from kakera.kv.plain.softmax import OnlineSoftmax, PlainBlock
 from kakera.kv.store import pages_to_rows
 
@@ -22,7 +22,7 @@ DECODE_PIECE = 32  # pages
 
 
 def attend_prefill(
-    pool: PagePool,
+    pool: DensePool | Int2Pool,
     layer: int,
     table: Tensor,
     first: int,
@@ -66,7 +66,7 @@ def attend_prefill(
     return torch.stack([state.result() for state in (together.split(count) if together else states)])
 
 
-def attend_token(pool: PagePool, layer: int, history: Tensor, q_KGD: Tensor, recent_2KND: Tensor) -> Tensor:
+def attend_token(pool: DensePool | Int2Pool, layer: int, history: Tensor, q_KGD: Tensor, recent_2KND: Tensor) -> Tensor:
     """Attention of one scaled query token over its 16-bit rows and the pages `history`; returns [kv_heads, G, D]."""
     recent = PlainBlock(recent_2KND)
     state = OnlineSoftmax(recent.scores(q_KGD), recent)

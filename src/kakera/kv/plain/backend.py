@@ -11,8 +11,9 @@ from kakera.contract.grid import PAGE
 from kakera.kv.backend import check_spans
 from kakera.kv.batch import Batch, Span
 from kakera.kv.plain.attend import attend_prefill, attend_token
-from kakera.kv.plain.frame import ModelFrame, RotatedFrame, StoredFrame
-from kakera.kv.plain.keys import DecodeTokens, DenseKeys, StoredKeys, WindowedKeys
+from kakera.kv.plain.frame import ModelFrame, RotatedFrame
+from kakera.kv.plain.keys import DecodeTokens, DenseKeys, WindowedKeys
+from kakera.kv.plain.pages import DensePool
 from kakera.kv.store import DenseStore, Int2Store
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.spec import ModelSpec
@@ -26,8 +27,8 @@ class PlainAttention:
 
     def __init__(self, spec: ModelSpec, store: DenseStore | Int2Store):
         self.spec, self.dtype, self.window_pages = spec, store.dtype, store.window_pages
-        self.frame: StoredFrame = RotatedFrame(store) if isinstance(store, Int2Store) else ModelFrame()
-        self.keys: StoredKeys = WindowedKeys(store) if isinstance(store, Int2Store) else DenseKeys(store)
+        self.frame = RotatedFrame(store) if isinstance(store, Int2Store) else ModelFrame()
+        self.keys = WindowedKeys(store) if isinstance(store, Int2Store) else DenseKeys(DensePool(store))
 
     def prepare(self) -> None:
         """Nothing is slow at first."""

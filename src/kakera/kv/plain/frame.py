@@ -1,8 +1,6 @@
-"""The frame that keys and values are stored in, and the way into it and back: the model's own, or a rotated one."""
+"""The frame that keys and values are stored in, and the way into it and back; `layer` counts full-attention layers."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,51 +8,30 @@ from torch import Tensor
 from kakera.kv.store import Int2Store
 
 
-class StoredFrame(Protocol):
-    """`layer` counts the full-attention layers."""
+class ModelFrame:
+    """The model's own, where nothing is to be done."""
 
     def centre(self, layer: int, kv_T2KD: Tensor) -> None:
         """In place, before anything else."""
-        ...
 
     def turn_pages(self, layer: int, q_PKMD: Tensor, kv_P2KND: Tensor) -> None:
         """Queries and centred keys and values of a prefill segment, in place: products have the shape of a page."""
-        ...
 
     def turn_pages_back(self, layer: int, o_PKMD: Tensor) -> None:
         """What came out for them, in place."""
-        ...
 
     def turn_tokens(self, layer: int, q_TKGD: Tensor, kv_T2KD: Tensor) -> tuple[Tensor, Tensor]:
         """The same of decode tokens, each with the bits that it has alone."""
-        ...
-
-    def turn_tokens_back(self, layer: int, o_TKGD: Tensor) -> Tensor: ...
-
-    def uncentre(self, layer: int, o_TQD: Tensor) -> None:
-        """In place, after everything else."""
-        ...
-
-
-class ModelFrame:
-    """The model's own: nothing to do."""
-
-    def centre(self, layer: int, kv_T2KD: Tensor) -> None: ...
-
-    def turn_pages(self, layer: int, q_PKMD: Tensor, kv_P2KND: Tensor) -> None: ...
-
-    def turn_pages_back(self, layer: int, o_PKMD: Tensor) -> None: ...
-
-    def turn_tokens(self, layer: int, q_TKGD: Tensor, kv_T2KD: Tensor) -> tuple[Tensor, Tensor]:
         return q_TKGD, kv_T2KD
 
     def turn_tokens_back(self, layer: int, o_TKGD: Tensor) -> Tensor:
         return o_TKGD
 
-    def uncentre(self, layer: int, o_TQD: Tensor) -> None: ...
+    def uncentre(self, layer: int, o_TQD: Tensor) -> None:
+        """In place, after everything else."""
 
 
-class RotatedFrame:
+class RotatedFrame(ModelFrame):
     """That of an INT2 store: rotated, less its centres."""
 
     def __init__(self, store: Int2Store):

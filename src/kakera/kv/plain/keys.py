@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,9 +11,9 @@ from torch import Tensor
 from kakera.contract.grid import PAGE
 from kakera.kv.batch import Span
 from kakera.kv.plain.attend import DECODE_PIECE
-from kakera.kv.plain.pages import DensePool, Int2Pool, PagePool
+from kakera.kv.plain.pages import DensePool, Int2Pool
 from kakera.kv.recent import fill_windows
-from kakera.kv.store import DenseStore, Int2Store
+from kakera.kv.store import Int2Store
 
 
 @dataclass(frozen=True)
@@ -34,41 +33,25 @@ class DecodeTokens:
         return DecodeTokens(spans, tokens, ids_T, offsets_T)
 
 
-class StoredKeys(Protocol):
-    """Keys and values, rounded and in the store's frame; `layer` counts the full-attention layers."""
+class DenseKeys:
+    """Exact pages and nothing else; keys and values come rounded, in the store's frame."""
 
-    @property
-    def pool(self) -> PagePool: ...
+    def __init__(self, pool: DensePool | Int2Pool):
+        self.pool = pool
 
     def store_segment(self, layer: int, span: Span, kv_P2KND: Tensor) -> tuple[Tensor, Tensor | None]:
         """Write a prefill segment's pages everywhere and fill its save points. Returns the band (the R pages before the
         segment and the segment) and the sink in float32; None if the pool itself is exact."""
-        ...
-
-    def store_tokens(self, layer: int, decode: DecodeTokens, kv_T2KD: Tensor) -> None: ...
-
-    def read_at(self, layer: int, span: Span, position: int) -> tuple[Tensor, Tensor]:
-        """What a query there reads: the page ids of its history, and float32 rows of everything newer, valid until the
-        next call."""
-        ...
-
-    def scratch(self) -> tuple[Tensor, ...]: ...
-
-
-class DenseKeys:
-    """Exact pages and nothing else."""
-
-    def __init__(self, store: DenseStore):
-        self.pool: PagePool = DensePool(store)
-
-    def store_segment(self, layer: int, span: Span, kv_P2KND: Tensor) -> tuple[Tensor, Tensor | None]:
-        _write_pages(self.pool, layer, span, kv_P2KND)
+        first = span.start // PAGE
+        self.pool.write_pages(layer, span.pages[first : first + len(kv_P2KND)], kv_P2KND)
         return kv_P2KND, None
 
     def store_tokens(self, layer: int, decode: DecodeTokens, kv_T2KD: Tensor) -> None:
         self.pool.write_tokens(layer, decode.ids_T, decode.offsets_T, kv_T2KD)
 
     def read_at(self, layer: int, span: Span, position: int) -> tuple[Tensor, Tensor]:
+        """What a query there reads: the page ids of its history, and float32 rows of everything newer, valid until the
+        next call."""
         page, offset = divmod(position, PAGE)
         own_2KND = self.pool.read(layer, span.pages[page : page + 1])
         return span.pages[:page], own_2KND[:, :, : offset + 1]
@@ -77,19 +60,19 @@ class DenseKeys:
         return self.pool.scratch()
 
 
-class WindowedKeys:
+class WindowedKeys(DenseKeys):
     """2-bit pages, and 16-bit rows of the sink and the window beside them."""
 
     def __init__(self, store: Int2Store):
-        self.pool: PagePool = Int2Pool(store, DECODE_PIECE)
+        super().__init__(Int2Pool(store, DECODE_PIECE))
         self._recent, self._window_pages = store.recent, store.window_pages
         heads, dim = store.centres_L2KD.shape[2:]
         rows = (self._window_pages + 2) * PAGE  # the window, the query's own page and the sink
         self._rows = torch.empty(2, heads, rows, dim, device=store.device)
 
     def store_segment(self, layer: int, span: Span, kv_P2KND: Tensor) -> tuple[Tensor, Tensor | None]:
+        super().store_segment(layer, span, kv_P2KND)
         first = span.start // PAGE
-        _write_pages(self.pool, layer, span, kv_P2KND)
         band_first = max(0, first - self._window_pages)
         # the old pages must be read first: a long segment overwrites what its own first pages still need
         before_P2KND = self._recent.read_pages(layer, span.slot, band_first, first - 1)
@@ -99,7 +82,7 @@ class WindowedKeys:
         return band_P2KND, self._recent.sink[layer, span.slot].float()
 
     def store_tokens(self, layer: int, decode: DecodeTokens, kv_T2KD: Tensor) -> None:
-        self.pool.write_tokens(layer, decode.ids_T, decode.offsets_T, kv_T2KD)
+        super().store_tokens(layer, decode, kv_T2KD)
         for (span, position), kv_2KD in zip(decode.tokens, kv_T2KD, strict=True):
             self._recent.write_token(layer, span.slot, position, kv_2KD)
         self._recent.save_windows_of(layer, decode.spans)
@@ -129,9 +112,4 @@ class WindowedKeys:
         return self._rows[:, :, :filled]
 
     def scratch(self) -> tuple[Tensor, ...]:
-        return (*self.pool.scratch(), self._rows)
-
-
-def _write_pages(pool: PagePool, layer: int, span: Span, kv_P2KND: Tensor) -> None:
-    first = span.start // PAGE
-    pool.write_pages(layer, span.pages[first : first + len(kv_P2KND)], kv_P2KND)
+        return (*super().scratch(), self._rows)

@@ -7,7 +7,7 @@ blocks of pages that decode can score and mix without turning them into keys and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,47 +18,29 @@ from kakera.kv.plain.softmax import PlainBlock, ValueBlock
 from kakera.kv.store import DenseStore, Int2Store, pages_to_rows
 
 
-class PagePool(Protocol):
-    """What attention needs of a pool. `layer` counts full-attention layers; ids are int64 tensors on the device."""
-
-    def write_pages(self, layer: int, ids: Tensor, kv_P2KND: Tensor) -> None:
-        """Whole pages [P, 2 (K, V), kv_heads, 64, D]."""
-        ...
-
-    def write_tokens(self, layer: int, ids_T: Tensor, offsets_T: Tensor, kv_T2KD: Tensor) -> None:
-        """Single tokens: page and place within the page, each pair once."""
-        ...
-
-    def read(self, layer: int, ids: Tensor) -> Tensor:
-        """float32 [2, kv_heads, len(ids) * 64, D], tokens in the order of ids."""
-        ...
-
-    def scorer(self, q_KGD: Tensor) -> Callable[[int, Tensor], tuple[Tensor, ValueBlock]]:
-        """A function of (layer, ids) that gives the logits [K, G, N] of one query token and the block itself. The block
-        is valid until the next call."""
-        ...
-
-    def scratch(self) -> tuple[Tensor, ...]:
-        """Working memory, of a size fixed at construction."""
-        ...
-
-
 class DensePool:
-    """Plain float32 or bfloat16 keys and values."""
+    """Plain float32 or bfloat16 keys and values. `layer` counts full-attention layers; ids are int64 tensors on the
+    device."""
 
     def __init__(self, store: DenseStore):
         self._kv_LP2KND = store.kv_LP2KND
 
     def write_pages(self, layer: int, ids: Tensor, kv_P2KND: Tensor) -> None:
+        """Whole pages [P, 2 (K, V), kv_heads, 64, D], rounded already."""
         self._kv_LP2KND[layer].index_copy_(0, ids, kv_P2KND)
 
     def write_tokens(self, layer: int, ids_T: Tensor, offsets_T: Tensor, kv_T2KD: Tensor) -> None:
+        """Single tokens: page and place within the page, each pair once."""
         self._kv_LP2KND[layer][ids_T, :, :, offsets_T] = kv_T2KD
 
     def read(self, layer: int, ids: Tensor) -> Tensor:
+        """float32 [2, kv_heads, len(ids) * 64, D], tokens in the order of ids."""
         return pages_to_rows(self._kv_LP2KND[layer].index_select(0, ids))
 
     def scorer(self, q_KGD: Tensor) -> Callable[[int, Tensor], tuple[Tensor, ValueBlock]]:
+        """A function of (layer, ids) that gives the logits [K, G, N] of one query token and the block itself. The block
+        is valid until the next call."""
+
         def score(layer: int, ids: Tensor) -> tuple[Tensor, ValueBlock]:
             block = PlainBlock(self.read(layer, ids))
             return block.scores(q_KGD), block
@@ -66,11 +48,12 @@ class DensePool:
         return score
 
     def scratch(self) -> tuple[Tensor, ...]:
+        """Working memory, of a size fixed at construction."""
         return ()
 
 
 class Int2Pool:
-    """2-bit codes, with an fp16 scale and minimum per group.
+    """2-bit codes, with an fp16 scale and minimum per group; called as a `DensePool` is.
 
     Codes of graded rows stand for digits instead of dims (`codec.encode_graded`): a linear map, which queries take
     before the products and mixed values behind them.
