@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kakera.bench.memory import GAPS, Held, MemoryTable, Taken, compare_cpu, compare_gpu, compare_host, compare_total
 from kakera.bench.memory_watch import MemoryWatch, graph_bytes, held_bytes
+from kakera.contract.step import Drop
 from kakera.evaluate.session import plan_for
 from kakera.ops.trellis import TrellisScratch
 from kakera.plan.budget import make_plan
@@ -18,7 +19,6 @@ from kakera.plan.plan import PlanRow, Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_config
 from kakera.run.build import build_engine
-from kakera.schedule.step import Drop
 
 GIB = 2**30
 

@@ -6,7 +6,8 @@ from kakera.cache.host import CacheSizes
 from kakera.cache.match import Match
 from kakera.cache.prefix import PrefixCache
 from kakera.cache.tree import page_keys
-from kakera.schedule.step import PAGE, DemotePages, Drop, PromotePages, ResetSlot, RestoreCheckpoint, SaveSink
+from kakera.contract.grid import PAGE
+from kakera.contract.step import DemotePages, Drop, PromotePages, ResetSlot, RestoreCheckpoint, SaveSink
 
 
 def make(pages=16, host=1000, windowed=True, per_path=16):

@@ -1,7 +1,7 @@
 import time
 
 from kakera.cache.tree import PageTree, page_keys
-from kakera.schedule.step import PAGE
+from kakera.contract.grid import PAGE
 
 
 def grow(tree, keys, salt=b"", first_page=0):

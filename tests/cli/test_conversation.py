@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from kakera.cli.conversation import Conversation, Settings, usage_line
+from kakera.contract.events import Usage
 from kakera.errors import UsageError
 from kakera.run.scripted import Script, ScriptedRecipe
-from kakera.schedule.request import Usage
 from kakera.server.model import ServedModel
 
 

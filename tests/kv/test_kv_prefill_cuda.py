@@ -16,13 +16,13 @@ pytest.importorskip("triton", reason="needs Triton (Linux)")
 
 from kv_world import make_spec
 
+from kakera.contract.grid import PAGE
 from kakera.kv.attention import attend_prefill
 from kakera.kv.codec import Int2Rows, decode
 from kakera.kv.gpu import dense_attention, prefill
 from kakera.kv.gpu.prefill import Bf16History, Int2History, Pages, PrefillAttention
 from kakera.kv.pages import DensePool, Int2Pool
 from kakera.plan import prefill_plan
-from kakera.plan.kv_format import PAGE_TOKENS
 from kakera.plan.prefill_plan import PrefillPlan, key_pieces, padded_tokens, query_blocks
 
 GPU = torch.cuda.is_available()
@@ -60,12 +60,12 @@ class World:
 
     def __init__(self, case: Case):
         self.case, self.made = case, torch.Generator(DEVICE).manual_seed(case.start + case.tokens)
-        self.first, self.last = case.start // PAGE_TOKENS, (case.start + case.tokens - 1) // PAGE_TOKENS
+        self.first, self.last = case.start // PAGE, (case.start + case.tokens - 1) // PAGE
         used, spare, window = self.last + 1, 5, case.plan.window_pages
         spec = make_spec(case.group * case.kv_heads, case.kv_heads, case.head_dim, full=2)
         shuffled = torch.randperm(used + spare, generator=self.made, device=DEVICE)
         self.table = shuffled[:used]
-        shape = (used, 2, case.kv_heads, PAGE_TOKENS, case.head_dim)
+        shape = (used, 2, case.kv_heads, PAGE, case.head_dim)
         self.kv = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE)
         for part in self.kv.split(64):
             part.copy_(torch.randn(part.shape, generator=self.made, device=DEVICE))
@@ -85,7 +85,7 @@ class World:
             self.pool.write_pages(1, self.table, self.kv)
         self.band = self.kv[max(0, self.first - window) :].clone()
         self.sink = self.kv[0].clone()
-        behind = (case.start + case.tokens - 1) % PAGE_TOKENS + 1
+        behind = (case.start + case.tokens - 1) % PAGE + 1
         self.band[-1, :, :, behind:] = float("nan")
         if case.codec != "int2":
             self.pool.tensors()[0][1, self.table[-1], :, :, behind:] = float("nan")
@@ -107,14 +107,14 @@ class World:
 
     def plain(self) -> Tensor:
         case, count = self.case, self.last - self.first + 1
-        q = torch.zeros(count * PAGE_TOKENS, case.kv_heads, case.group, case.head_dim, device=DEVICE)
+        q = torch.zeros(count * PAGE, case.kv_heads, case.group, case.head_dim, device=DEVICE)
         q[: case.tokens] = self.q.float().unflatten(1, (case.kv_heads, case.group))
-        q = q.unflatten(0, (count, PAGE_TOKENS)).permute(0, 2, 3, 1, 4).flatten(2, 3).contiguous()
+        q = q.unflatten(0, (count, PAGE)).permute(0, 2, 3, 1, 4).flatten(2, 3).contiguous()
         int2 = case.codec == "int2"
         band = self.band.nan_to_num(nan=0.0).float()
         args = (case.window, self.sink.float()) if int2 else (0, None)
         o = attend_prefill(self.pool, 1, self.table, self.first, q, band, *args)
-        o = o.unflatten(2, (case.group, PAGE_TOKENS)).permute(0, 3, 1, 2, 4)
+        o = o.unflatten(2, (case.group, PAGE)).permute(0, 3, 1, 2, 4)
         return o.reshape(-1, case.kv_heads * case.group, case.head_dim)[: case.tokens]
 
 
@@ -212,7 +212,7 @@ def test_the_plan_holds_every_segment(heads, kv_heads, chunk):
         assert held * padded_tokens(tokens) <= plan.query_slots
         assert held * (tokens + prefill_plan.GRID) <= plan.history_slots
         assert held * plan.piece(held) <= plan.history_slots
-        assert held * (padded_tokens(tokens) + 4 * PAGE_TOKENS) <= plan.band_slots
+        assert held * (padded_tokens(tokens) + 4 * PAGE) <= plan.band_slots
         for _, size in query_blocks(tokens):
             splits = plan.splits(held, size, plan.piece(held))
             assert splits == 1 or splits * held * size <= plan.query_slots

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 
 SLOTS, PAGES_PER_SLOT = 4, 5
@@ -76,7 +77,7 @@ class Harness:
 
     def cached(self, slot: int, tokens: int) -> Tensor:
         """Keys and values of a slot's full pages before `tokens`."""
-        return torch.stack([page.clone() for page in self.kv.read_pages(self.pages(slot)[: tokens // PAGE_TOKENS])])
+        return torch.stack([page.clone() for page in self.kv.read_pages(self.pages(slot)[: tokens // PAGE])])
 
     def state(self, slot: int) -> tuple[Tensor, Tensor]:
         return self.states.state_LSVKD[:, slot].clone(), self.states.conv_LSWC[:, slot].clone()

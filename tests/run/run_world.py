@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kakera.contract.request import Boundary, Request, Sampling
+from kakera.contract.step import Row
 from kakera.plan.budget import make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan, Wishes
@@ -20,8 +22,6 @@ from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
 from kakera.run.runner import TorchRunner
-from kakera.schedule.request import Boundary, Request, Sampling
-from kakera.schedule.step import Row
 
 CODECS = ("fp32", "bf16", "int2")
 GROUP, WINDOW = 32, 128  # tokens; two groups a head, and a prompt of 300 tokens has a history behind its window

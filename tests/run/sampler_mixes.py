@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kakera.constrain.output import ANYTHING, Allowed
-from kakera.schedule.request import Sampling
-from kakera.schedule.step import Row
+from kakera.contract.request import Sampling
+from kakera.contract.step import Row
 
 
 def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[Row], Tensor, list[Allowed]]:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kakera.constrain.output import Allowed
+from kakera.contract.events import TokenLogprob
+from kakera.contract.request import Sampling
+from kakera.contract.step import Row
 from kakera.run.logprobs import LOGPROB_FLOOR
 from kakera.run.sampling_wishes import uniform
-from kakera.schedule.request import Sampling, TokenLogprob
-from kakera.schedule.step import Row
 
 SMALLEST_TEMPERATURE = 1e-30
 

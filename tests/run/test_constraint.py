@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from run_world import World, ask, tokens_of
 
 from kakera.constrain.output import ANYTHING, Outputs
+from kakera.contract.request import Constraint, Sampling, ThinkingBudget
+from kakera.contract.step import Row
 from kakera.run.messages import Submit, decode_to_engine, encode
 from kakera.run.sampler import sample_rows
-from kakera.schedule.request import Constraint, Sampling, ThinkingBudget
-from kakera.schedule.step import Row
 from kakera.text.tokenizer import Tokenizer
 
 END, CALL, THINK_END = 258, 259, 262

@@ -6,7 +6,7 @@ import random
 import pytest
 from run_world import CODECS, World, ask, logprob_gap, tokens_of
 
-from kakera.schedule.request import Finished
+from kakera.contract.events import Finished
 
 TOLERANCE = 1e-3  # decode wrote what prefill would write; measured: 3e-6 (fp32, bf16), 6e-4 (int2: codes flip)
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import kakera
+from kakera.contract.request import Boundary, Request, Sampling
+from kakera.contract.step import Drop
 from kakera.evaluate.data import load_cases
 from kakera.evaluate.session import open_reader, plan_for
 from kakera.evaluate.suites import run_suite
@@ -19,8 +21,6 @@ from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
 from kakera.run.store import tensors_of
-from kakera.schedule.request import Boundary, Request, Sampling
-from kakera.schedule.step import Drop
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 DATA = Path(kakera.__file__).parent / "data"

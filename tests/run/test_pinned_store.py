@@ -13,13 +13,13 @@ import torch
 from graph_stand_in import with_graphs, with_late_store
 from run_world import CODECS, World, tiny_plan
 
+from kakera.contract.request import Sampling
+from kakera.contract.step import DemotePages, Drop, PromotePages, ResetSlot, RestoreCheckpoint, Row, StepPlan
 from kakera.plan import store_sizes
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run import pinned_store
 from kakera.run.pinned_store import pinned_segments
 from kakera.run.store import tensors_of
-from kakera.schedule.request import Sampling
-from kakera.schedule.step import DemotePages, Drop, PromotePages, ResetSlot, RestoreCheckpoint, Row, StepPlan
 
 POSITION = 320  # its window wraps in the ring
 

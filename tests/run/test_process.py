@@ -16,10 +16,10 @@ import pytest
 from engine_recipes import BrokenRecipe, ThreadedRecipe, TinyRecipe
 from run_world import World, ask, tokens_of
 
+from kakera.contract.events import Finished, Progress, Tokens
 from kakera.errors import EngineDied, KakeraError, RequestRefused
 from kakera.run.client import EngineClient
 from kakera.run.scripted import ScriptedRecipe
-from kakera.schedule.request import Finished, Progress, Tokens
 
 HERE = Path(__file__).parent
 

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_world import World, ask, tiny_plan, tokens_of
 
+from kakera.contract.events import Finished, Tokens
+from kakera.contract.request import Constraint, Request, ThinkingBudget
 from kakera.errors import RequestRefused
-from kakera.schedule.request import Constraint, Finished, Request, ThinkingBudget, Tokens
 
 POISON = 7  # an id whose embedding is NaN: no prompt has it, some requests like to say it
 END, THINK, CLOSE = 258, 261, 262

@@ -16,13 +16,13 @@ from torch import Tensor
 
 import kakera
 from kakera.cache.host import CacheSizes
+from kakera.contract.events import Finished, Tokens
 from kakera.evaluate.session import plan_for
 from kakera.kv.rotation import Frame, Rotation
 from kakera.model.linear import EmbeddingMap
 from kakera.plan.plan import Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.run.build import build_engine
-from kakera.schedule.request import Finished, Tokens
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 MINI = Path(kakera.__file__).parent / "data" / "mini"

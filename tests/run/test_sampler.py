@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kakera.constrain.output import ANYTHING, Allowed
+from kakera.contract.request import Sampling
+from kakera.contract.step import Row
 from kakera.run.logprobs import LOGPROB_FLOOR, logprobs_of
 from kakera.run.sampler import Sampled, sample_rows
 from kakera.run.sampling_wishes import uniform, wish_of
-from kakera.schedule.request import Sampling
-from kakera.schedule.step import Row
 
 BASE = Sampling(max_tokens=8, seed=7)
 

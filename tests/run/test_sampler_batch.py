@@ -16,12 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kakera.constrain.output import ANYTHING, Allowed
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Sampling
+from kakera.contract.step import Row
 from kakera.plan.sizes import SAMPLER_COPIES
 from kakera.run.ranking import PIECE_ROWS, top_ids
 from kakera.run.sampler import SORTED_ROWS, collect, launch, sample_rows
 from kakera.run.sampling_wishes import NO_WISH, uniform, wish_of
-from kakera.schedule.request import Sampling
-from kakera.schedule.step import PAGE, Row
 
 VOCABULARY = 317  # more than TOP_BOUND, and no multiple of anything
 

@@ -9,10 +9,10 @@ import torch
 from sampler_mixes import mix
 
 from kakera.constrain.output import ANYTHING
+from kakera.contract.grid import PAGE
 from kakera.plan.sizes import SAMPLER_COPIES
 from kakera.run.sampler import collect, launch, sample_rows
 from kakera.run.sampling_wishes import wish_of
-from kakera.schedule.step import PAGE
 
 pytestmark = [
     pytest.mark.gpu,

@@ -25,7 +25,7 @@ from kakera.ops.cuda import compiler
 from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine
 from kakera.run.generate import generate
-from kakera.schedule.request import Request, Sampling
+from kakera.contract.request import Request, Sampling
 
 compiled, compile_source, caches = [], compiler.compile_source, [Path(argument) for argument in sys.argv[1:3]]
 compiler.compile_source = lambda *what: compiled.append(what) or compile_source(*what)

@@ -8,10 +8,12 @@ from fake_runner import VOCAB, FakeRunner, next_token
 
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
+from kakera.contract.events import Event, Finished, Flushed, PromptLogprobs, Tokens
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Boundary, Request, Sampling
+from kakera.contract.step import StepPlan
 from kakera.schedule.limits import Limits
-from kakera.schedule.request import Boundary, Event, Finished, Flushed, PromptLogprobs, Request, Sampling, Tokens
 from kakera.schedule.scheduler import Scheduler
-from kakera.schedule.step import PAGE, StepPlan
 
 CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES = 100, 20, 5
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kakera.cache.prefix import PrefixCache
-from kakera.schedule.request import TokenLogprob
-from kakera.schedule.step import (
-    PAGE,
+from kakera.contract.events import TokenLogprob
+from kakera.contract.grid import PAGE
+from kakera.contract.step import (
     Action,
     DemotePages,
     Drop,

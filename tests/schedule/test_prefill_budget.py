@@ -1,8 +1,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.contract.grid import PAGE
 from kakera.schedule.budget import PrefillBudget, divide
-from kakera.schedule.step import PAGE
 
 
 def test_full_chunk_while_nobody_decodes():

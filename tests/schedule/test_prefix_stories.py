@@ -7,7 +7,8 @@ import random
 import pytest
 from driver import Driver, answer, floor64, message_ends, prose
 
-from kakera.schedule.step import PAGE, PromotePages, RestoreCheckpoint
+from kakera.contract.grid import PAGE
+from kakera.contract.step import PromotePages, RestoreCheckpoint
 
 
 def test_checkpoint_does_not_land_in_the_unique_tokens_only():

@@ -1,9 +1,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kakera.schedule.request import Boundary
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Boundary
 from kakera.schedule.saves import choose_saves, grid_points
-from kakera.schedule.step import PAGE
 
 
 def test_text_structure_comes_first_and_grid_points_keep_away_from_it():

@@ -6,9 +6,9 @@ import pytest
 from driver import Driver, answer, message_ends, prose
 from fake_runner import next_token
 
+from kakera.contract.events import Progress, Tokens
+from kakera.contract.grid import PAGE
 from kakera.errors import RequestRefused
-from kakera.schedule.request import Progress, Tokens
-from kakera.schedule.step import PAGE
 
 
 def test_prompt_that_can_never_fit_the_pool_is_refused_and_blocks_nobody():

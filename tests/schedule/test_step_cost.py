@@ -7,10 +7,11 @@ import pytest
 
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Request, Sampling, packed
+from kakera.contract.step import RowResult, StepPlan, StepResult
 from kakera.schedule.limits import Limits
-from kakera.schedule.request import Request, Sampling, packed
 from kakera.schedule.scheduler import Scheduler
-from kakera.schedule.step import PAGE, RowResult, StepPlan, StepResult
 
 SHORT, LONG = 4 * 1024, 192 * 1024
 ROOM = 2 * PAGE

@@ -6,8 +6,8 @@ from driver import Driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kakera.schedule.request import Boundary
-from kakera.schedule.step import PAGE
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Boundary
 
 prompt = st.tuples(st.integers(1, 40 * PAGE), st.lists(st.integers(1, 40 * PAGE), max_size=12))
 

@@ -7,10 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from kakera.errors import EngineDied, RequestRefused
-from kakera.run.interface import EngineLimits
-from kakera.run.scripted import Script, ScriptedRunner
-from kakera.schedule.request import (
+from kakera.contract.events import (
     Active,
     EngineStats,
     Event,
@@ -19,11 +16,14 @@ from kakera.schedule.request import (
     Flushed,
     Progress,
     PromptLogprobs,
-    Request,
     Tokens,
     Usage,
 )
-from kakera.schedule.step import Row, RowResult, StepPlan
+from kakera.contract.request import Request
+from kakera.contract.step import Row, RowResult, StepPlan
+from kakera.errors import EngineDied, RequestRefused
+from kakera.run.interface import EngineLimits
+from kakera.run.scripted import Script, ScriptedRunner
 
 CACHED = 7
 

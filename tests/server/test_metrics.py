@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import kakera
-from kakera.schedule.request import EngineStats
+from kakera.contract.events import EngineStats
 from kakera.server.metrics import Metrics
 from kakera.server.record import RequestRecord, record_refusal
 from kakera.server.router_metrics import NAMES

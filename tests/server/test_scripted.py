@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from kakera.contract.request import Sampling
+from kakera.contract.step import Row, StepPlan
 from kakera.errors import CheckpointError
 from kakera.run.scripted import Script, ScriptedRunner
-from kakera.schedule.request import Sampling
-from kakera.schedule.step import Row, StepPlan
 
 
 def load(tmp_path, *streams, **more) -> Script:

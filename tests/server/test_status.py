@@ -10,12 +10,12 @@ import pynvml
 import pytest
 from live_server import MINI
 
+from kakera.contract.events import EngineStats
 from kakera.plan import weights
 from kakera.plan.budget import make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
-from kakera.schedule.request import EngineStats
 from kakera.server.memory_map import bars
 from kakera.server.page_routes import DIRECTORY
 from kakera.server.sensors import CardReading, Reading, Sensors

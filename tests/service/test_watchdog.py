@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kakera.contract.events import EngineStats, Finished, Usage
 from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.plan.speed import Speed
 from kakera.run.interface import EngineLimits
-from kakera.schedule.request import EngineStats, Finished, Usage
 from kakera.server.health import EngineWatch
 from kakera.service import limits, watchdog
 from kakera.service.notify import Notifier

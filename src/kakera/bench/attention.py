@@ -14,12 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kakera.bench import attention_prefill
 from kakera.bench.attention_prefill import WINDOW, Prefill
 from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
+from kakera.contract.grid import PAGE
 from kakera.kv.gpu.decode import DecodeRows, DecodeScratch, LayerPages, attend_decode, query_tiles
 from kakera.kv.gpu.finish import Finish
 from kakera.kv.gpu.write import Places, write_rows
 from kakera.ops.heads import ProjectedHeads
 from kakera.ops.rotary import Rotary
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 
 DECODE = ((8192, 1, 1), (32768, 1, 1), (131072, 1, 1), (262144, 1, 1), (131072, 8, 1), (262144, 8, 1))
@@ -115,8 +116,8 @@ def _decode(shape: _Shape, context: int, rows: int, tokens: int, copy: float) ->
 
 
 def _ours(shape: _Shape, context: int, rows: int, tokens: int, codec: str) -> Iterator[Callable[[], object]]:
-    pages = context // PAGE_TOKENS
-    per_page = 2 * shape.kv_heads * PAGE_TOKENS
+    pages = context // PAGE
+    per_page = 2 * shape.kv_heads * PAGE
     page_bytes = per_page * (shape.dim // 4 + 4 if codec == "int2" else 2 * shape.dim)
     starts = torch.full((rows,), context - tokens, dtype=torch.int32, device="cuda")
     offsets = torch.arange(0, rows * tokens + 1, tokens, dtype=torch.int32, device="cuda")
@@ -134,11 +135,11 @@ def _ours(shape: _Shape, context: int, rows: int, tokens: int, codec: str) -> It
 
 
 def _pages(shape: _Shape, pages: int, slots: int, codec: str) -> LayerPages:
-    rows = (2, shape.kv_heads, PAGE_TOKENS)
+    rows = (2, shape.kv_heads, PAGE)
     if codec == "bf16":
         return LayerPages(None, None, _normal(pages, *rows, shape.dim), None)
     codes = torch.randint(0, 256, (pages, *rows, shape.dim // 4), dtype=torch.uint8, device="cuda")
-    parameters = torch.rand(pages, 2, shape.kv_heads, 2, 1, PAGE_TOKENS, device="cuda").half()
+    parameters = torch.rand(pages, 2, shape.kv_heads, 2, 1, PAGE, device="cuda").half()
     ring = _normal(slots, WINDOW + 2, *rows, shape.dim)
     return LayerPages(codes, parameters, ring, _normal(slots, *rows, shape.dim))
 
@@ -166,11 +167,11 @@ def _write(shape: _Shape, tokens: int, codec: str) -> float:
     position_T = torch.arange(tokens, device="cuda")
     scale = torch.ones(shape.dim, device="cuda")
     heads = ProjectedHeads(q, k, v, None, scale, scale, 1e-6, Rotary.at(position_T, shape.rotary, 1e7))
-    pages = tokens // PAGE_TOKENS + 1
+    pages = tokens // PAGE + 1
     held = _pages(shape, pages, pages, codec)
     if codec == "int2":  # 16-bit rows to a band of whole pages, as in prefill
-        held = LayerPages(held.codes, held.parameters, _normal(pages, 2, shape.kv_heads, PAGE_TOKENS, shape.dim), None)
-    page_T, offset_T = (position_T // PAGE_TOKENS).int(), (position_T % PAGE_TOKENS).int()
+        held = LayerPages(held.codes, held.parameters, _normal(pages, 2, shape.kv_heads, PAGE, shape.dim), None)
+    page_T, offset_T = (position_T // PAGE).int(), (position_T % PAGE).int()
     places = Places(page_T, page_T, torch.full_like(page_T, -1), offset_T)
     centres = torch.zeros(2, shape.kv_heads, shape.dim, device="cuda")
     q_to_TQD = torch.empty(q.shape, dtype=torch.float16, device="cuda")

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kakera.contract.grid import PAGE
 from kakera.kv.gpu import dense_attention
 from kakera.kv.gpu.prefill import Bf16History, Int2History, PrefillAttention
-from kakera.plan.kv_format import PAGE_TOKENS
 from kakera.plan.prefill_plan import PrefillPlan
 
 WINDOW = 4
@@ -43,12 +43,12 @@ def measure(
     """`tokens` queries at the end of each context, random pages."""
     device = torch.device("cuda", torch.cuda.current_device())
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    pages = max(contexts) // PAGE_TOKENS
-    rows = (2, kv_heads, PAGE_TOKENS, dim)
+    pages = max(contexts) // PAGE
+    rows = (2, kv_heads, PAGE, dim)
     codes = torch.randint(0, 256, (pages, *rows[:3], dim // 4), dtype=torch.uint8, device=device)
-    parameters = torch.rand(pages, 2, kv_heads, 2, 1, PAGE_TOKENS, device=device).half()
+    parameters = torch.rand(pages, 2, kv_heads, 2, 1, PAGE, device=device).half()
     parameters[:, :, :, 1] *= -1.5
-    recent = torch.randn(WINDOW + -(-tokens // PAGE_TOKENS), *rows, device=device).bfloat16()
+    recent = torch.randn(WINDOW + -(-tokens // PAGE), *rows, device=device).bfloat16()
     dense = torch.empty(pages, *rows, dtype=torch.bfloat16, device=device).normal_()
     table = torch.randperm(pages, device=device).int()
     q_TQD = (torch.randn(tokens, heads, dim, device=device) * dim**-0.5).half()
@@ -59,7 +59,7 @@ def measure(
         plan = PrefillPlan(heads, kv_heads, dim, window, tokens, multiprocessors)
         attention = PrefillAttention(plan, device)
         for context in contexts:
-            start = context - -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
+            start = context - -(-tokens // PAGE) * PAGE
             band = None if window == 0 else recent[0 if start else WINDOW :]
 
             def call() -> None:

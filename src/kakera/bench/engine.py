@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kakera.bench.quantiles import Times
+from kakera.contract.events import Event, Finished, Tokens, Usage
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Boundary, Request, Sampling
 from kakera.errors import KakeraError
 from kakera.run.interface import Engine
-from kakera.schedule.request import Boundary, Event, Finished, Request, Sampling, Tokens, Usage
-from kakera.schedule.step import PAGE
 
 WARM_STEPS = 8  # before the clock: the first steps of a batch compile, capture, and fill the library's caches
 # Tokens of prefill before the clock starts. On a GPU several whole chunks, since kernels compile when they first run;

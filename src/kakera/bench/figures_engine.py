@@ -8,6 +8,7 @@ from pathlib import Path
 from kakera.bench.engine import EngineBench
 from kakera.bench.figure import Figure
 from kakera.bench.quantiles import milliseconds
+from kakera.contract.grid import PAGE
 from kakera.evaluate.data import load_cases
 from kakera.evaluate.kld import divergence
 from kakera.evaluate.session import open_engine, open_forced, open_reader
@@ -16,7 +17,6 @@ from kakera.evaluate.tables import Group, groups
 from kakera.evaluate.windows import cut_held_out
 from kakera.kv.cache import KVCache
 from kakera.plan.budget import kv_format
-from kakera.plan.kv_format import PAGE_TOKENS
 from kakera.plan.plan import Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.text.tokenizer import Tokenizer
@@ -34,7 +34,7 @@ def kv_bytes(directory: Path, wishes: Wishes) -> list[Figure]:
     caches = {
         codec: KVCache(spec, kv_format(spec, replace(wishes, kv=codec)), PROBE_PAGES, 1) for codec in ("int2", "bf16")
     }
-    token = {codec: cache.bytes().pages / (PROBE_PAGES * PAGE_TOKENS) for codec, cache in caches.items()}
+    token = {codec: cache.bytes().pages / (PROBE_PAGES * PAGE) for codec, cache in caches.items()}
     int2 = caches["int2"].bytes()
     note = (
         f"{token['int2']:,.0f} against {token['bf16']:,.0f} bytes; beside the pool, a running request: "

@@ -24,11 +24,12 @@ from kakera.bench.server import ServerProcess
 from kakera.bench.text import Prose
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Request, Sampling
+from kakera.contract.step import RowResult, StepPlan, StepResult
 from kakera.run.messages import Step, decode_from_engine, encode
 from kakera.schedule.limits import Limits
-from kakera.schedule.request import Request, Sampling
 from kakera.schedule.scheduler import Scheduler
-from kakera.schedule.step import PAGE, RowResult, StepPlan, StepResult
 
 CONTEXT = 262_144
 ANSWER_TOKENS = 16

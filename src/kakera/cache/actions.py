@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from kakera.schedule.step import Action, DemotePages, Drop, PromotePages
+from kakera.contract.step import Action, DemotePages, Drop, PromotePages
 
 
 class ActionLog:

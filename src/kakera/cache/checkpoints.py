@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log
 from typing import TYPE_CHECKING, Literal
 
-from kakera.schedule.step import PAGE
+from kakera.contract.grid import PAGE
 
 if TYPE_CHECKING:
     from kakera.cache.tree import Node

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from kakera.cache.tree import Node
-from kakera.schedule.step import PAGE
+from kakera.contract.grid import PAGE
 
 if TYPE_CHECKING:
     from kakera.cache.prefix import PrefixCache

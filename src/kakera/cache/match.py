@@ -9,7 +9,7 @@ from typing import Literal
 
 from kakera.cache.checkpoints import Checkpoint
 from kakera.cache.tree import Node, PageTree
-from kakera.schedule.step import PAGE
+from kakera.contract.grid import PAGE
 
 # "": everything the cache knows of this prompt is used. The other reasons are few, so that they can be counted.
 MissReason = Literal[

@@ -14,15 +14,10 @@ from kakera.cache.lease import Lease
 from kakera.cache.match import Match, find_match
 from kakera.cache.room import Room
 from kakera.cache.tree import Node
-from kakera.schedule.request import Flushed, packed
-from kakera.schedule.step import (
-    PAGE,
-    Action,
-    ResetSlot,
-    RestoreCheckpoint,
-    SavePoint,
-    SaveSink,
-)
+from kakera.contract.events import Flushed
+from kakera.contract.grid import PAGE
+from kakera.contract.request import packed
+from kakera.contract.step import Action, ResetSlot, RestoreCheckpoint, SavePoint, SaveSink
 
 
 class PrefixCache:

@@ -13,7 +13,7 @@ from kakera.cache.checkpoints import Checkpoint, Checkpoints, Kind, Sink
 from kakera.cache.host import CacheSizes, HostBudget, Tier
 from kakera.cache.pages import IdPool
 from kakera.cache.tree import Node, PageTree
-from kakera.schedule.step import DemotePages, Drop, PromotePages
+from kakera.contract.step import DemotePages, Drop, PromotePages
 
 
 class Room:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from kakera.cache.checkpoints import Checkpoint, Sink
-from kakera.schedule.request import packed
-from kakera.schedule.step import PAGE
+from kakera.contract.grid import PAGE
+from kakera.contract.request import packed
 
 _REMEMBERED = 65_536  # removed nodes remembered to tell "evicted" from "never seen"
 

@@ -19,8 +19,8 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kakera.chat.messages import normalise
+from kakera.contract.request import Boundary, packed
 from kakera.errors import CheckpointError, RequestRefused
-from kakera.schedule.request import Boundary, packed
 from kakera.text.tokenizer import AddedToken, Tokenizer
 
 MASKS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: no text means them

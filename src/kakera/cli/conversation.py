@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.text import Text
 
 from kakera.chat.thinking import ThinkSplitter
+from kakera.contract.events import Finished, Progress, Tokens, Usage
+from kakera.contract.request import Request, Sampling
 from kakera.errors import RequestRefused, UsageError
 from kakera.run.interface import Engine
-from kakera.schedule.request import Finished, Progress, Request, Sampling, Tokens, Usage
 from kakera.server.model import ServedModel
 from kakera.text.detokenize import Detokenizer
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from llguidance import LLMatcher
 
 from kakera.constrain.compiler import Compiler, GrammarFailed, consume, next_tokens
-from kakera.schedule.request import INVALID_GRAMMAR, Constraint, Sampling, ThinkingBudget
-from kakera.schedule.step import Row, RowResult
+from kakera.contract.events import INVALID_GRAMMAR
+from kakera.contract.request import Constraint, Sampling, ThinkingBudget
+from kakera.contract.step import Row, RowResult
 
 REMEMBERED = 64  # requests; beyond that (and twice the rows of a step) the longest unused is replayed when it returns
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.model.batch import Batch, Span
 from kakera.model.qwen3_5 import HybridModel, KeyValues
 from kakera.model.state import StatePool
-from kakera.schedule.step import PAGE
 
 HEAD_ROWS = 256  # rows of logits at a time: 256 x 248,320 fp32 is 254 MB
 

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from kakera.contract.request import Request, Sampling
 from kakera.evaluate.forced import Forced
 from kakera.evaluate.ppl import token_nll
 from kakera.evaluate.session import open_engine, open_forced
 from kakera.model.mtp import draft_hidden
 from kakera.plan.plan import Wishes
 from kakera.run.generate import generate
-from kakera.schedule.request import Request, Sampling
 
 EXACT = Wishes(gpus="cpu", context=2048, max_running=8, kv="fp32", host_cache=0)
 

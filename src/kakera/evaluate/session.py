@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kakera.chat.template import ChatTemplate
+from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.evaluate.forced import Forced
 from kakera.evaluate.suites import Reader
@@ -20,7 +21,6 @@ from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
 from kakera.run.build import COMPUTE_DTYPES, build_engine, check_cards
 from kakera.run.engine import LocalEngine
-from kakera.schedule.step import PAGE
 from kakera.text.tokenizer import Tokenizer
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 from kakera.chat.template import ChatTemplate
 from kakera.chat.tools import CallDelta, ToolCallParser
+from kakera.contract.events import Event, Finished
+from kakera.contract.request import Request, Sampling
 from kakera.evaluate.data import Case
 from kakera.evaluate.scoring import Call, score
 from kakera.evaluate.tables import Answer
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
-from kakera.schedule.request import Event, Finished, Request, Sampling
 from kakera.text.tokenizer import Tokenizer
 
 NEW_TOKENS = {"retrieval": 40, "tools": 200, "json": 200}  # enough for every right answer of the shipped suites

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.kv.pages import PagePool, pages_to_rows
 from kakera.kv.softmax import OnlineSoftmax, PlainBlock
-from kakera.plan.kv_format import PAGE_TOKENS
 
 PREFILL_PIECE = 8  # pages; 512 keys run at 86 GFLOP/s a core, 1,024 at 67 (logits leave the 512 KiB L2)
 # 4,096 tokens, three layers of 12/2 heads x 256, one busy AVX2 core: 12.8 ms a token with 32, 14.6 with 16, 18.0 with 8
@@ -36,7 +36,7 @@ def attend_prefill(
     first - window_pages (or 0) .. last. sink_2KND: None if the pool itself is exact.
     """
     count = q_PBMD.shape[0]
-    mask_MN = _causal_mask(q_PBMD.shape[2] // PAGE_TOKENS, q_PBMD.device)
+    mask_MN = _causal_mask(q_PBMD.shape[2] // PAGE, q_PBMD.device)
     band_first = max(0, first - window_pages)
     lows = [max(0, first + i - window_pages) for i in range(count)]  # first page of each query page's band
     states = []
@@ -51,7 +51,7 @@ def attend_prefill(
     for start in range(0, lows[-1], PREFILL_PIECE):
         piece_2KND = pool.read(layer, table[start : min(start + PREFILL_PIECE, lows[-1])])
         if start == 0 and sink_2KND is not None:
-            piece_2KND[:, :, :PAGE_TOKENS] = sink_2KND
+            piece_2KND[:, :, :PAGE] = sink_2KND
         if together is not None and start < shared:
             block = PlainBlock(piece_2KND)
             together.add(block.scores(q_BXD), block)
@@ -60,7 +60,7 @@ def attend_prefill(
             states, together = together.split(count), None
         for i, low in enumerate(lows):
             if low > start:
-                block = PlainBlock(piece_2KND[:, :, : (low - start) * PAGE_TOKENS])
+                block = PlainBlock(piece_2KND[:, :, : (low - start) * PAGE])
                 states[i].add(block.scores(q_PBMD[i]), block)
     return torch.stack([state.result() for state in (together.split(count) if together else states)])
 
@@ -78,5 +78,5 @@ def attend_token(pool: PagePool, layer: int, history: Tensor, q_KGD: Tensor, rec
 
 def _causal_mask(group: int, device: torch.device) -> Tensor:
     """[G * 64, 64] added to the logits of a query page against itself."""
-    mask = torch.full((PAGE_TOKENS, PAGE_TOKENS), float("-inf"), device=device).triu_(1)
+    mask = torch.full((PAGE, PAGE), float("-inf"), device=device).triu_(1)
     return mask.repeat(group, 1)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.kv.attention import DECODE_PIECE, attend_prefill, attend_token
 from kakera.kv.pages import create_pool
@@ -16,7 +17,7 @@ from kakera.kv.recent import RecentStore, fill_window
 from kakera.kv.rotation import Rotation
 from kakera.model.batch import Batch, CheckpointTensors, Span
 from kakera.ops.heads import ProjectedHeads
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 
 LONGEST_SPAN = 8192  # tokens of a prefill span, where nobody says otherwise
@@ -124,9 +125,9 @@ class KVCache:
 
     def _prefill(self, layer: int, span: Span, q_NQD: Tensor, kv_N2KD: Tensor) -> Tensor:
         """All matrix products have the shape of one page of one model, so that bits do not depend on the chunk."""
-        if span.start % PAGE_TOKENS:
-            raise ValueError(f"a prefill segment starts at {span.start}, which is not a multiple of {PAGE_TOKENS}")
-        first, last = span.start // PAGE_TOKENS, (span.end - 1) // PAGE_TOKENS
+        if span.start % PAGE:
+            raise ValueError(f"a prefill segment starts at {span.start}, which is not a multiple of {PAGE}")
+        first, last = span.start // PAGE, (span.end - 1) // PAGE
         heads, dim = self._spec.kv_heads, self._spec.head_dim
         q_PKMD = _to_pages(torch.unflatten(q_NQD, 1, (heads, -1)), last - first + 1).flatten(2, 3)
         kv_P2KND = _to_pages(kv_N2KD, last - first + 1)
@@ -140,7 +141,7 @@ class KVCache:
         if self._rotation is not None:
             for o_KMD in o_PKMD:
                 o_KMD.copy_(self._rotation.v.turn_back(layer, o_KMD))
-        o_PKGND = o_PKMD.view(-1, heads, self._spec.group, PAGE_TOKENS, dim)
+        o_PKGND = o_PKMD.view(-1, heads, self._spec.group, PAGE, dim)
         return o_PKGND.permute(0, 3, 1, 2, 4).reshape(-1, self._spec.heads, dim)[: span.count]
 
     def _store_segment(self, layer: int, span: Span, first: int, kv_P2KND: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -155,7 +156,7 @@ class KVCache:
         band_P2KND = torch.cat((before_P2KND, kv_P2KND))
         self._recent.write_pages(layer, span.slot, first, kv_P2KND)
         for save in span.saves:
-            end = save.position // PAGE_TOKENS
+            end = save.position // PAGE
             start = max(0, end - self._window_pages)
             fill_window(save.into, layer, band_P2KND[start - band_first : end - band_first])
         return band_P2KND, self._recent.sink_rows(layer, span.slot)
@@ -164,8 +165,8 @@ class KVCache:
         """Every product has the shape of one token or of one vector, so that a row's bits do not depend on its batch;
         what has no sums is done for all rows at once."""
         tokens = [_Token(span, span.start + i) for span in spans for i in range(span.count)]
-        if (longest := max(span.count for span in spans)) > PAGE_TOKENS:
-            raise ValueError(f"a decode row carries {longest} tokens; at most {PAGE_TOKENS} are allowed")
+        if (longest := max(span.count for span in spans)) > PAGE:
+            raise ValueError(f"a decode row carries {longest} tokens; at most {PAGE} are allowed")
         q_TKGD = torch.unflatten(q_TQD, 1, (self._spec.kv_heads, -1))
         if self._rotation is not None:
             k_TK1D, v_TK1D = kv_T2KD.unsqueeze(3).unbind(1)
@@ -183,8 +184,8 @@ class KVCache:
         return o_TKGD.flatten(1, 2)
 
     def _write_tokens(self, layer: int, tokens: Sequence[_Token], kv_T2KD: Tensor) -> None:
-        ids_T = torch.stack([token.span.pages[token.position // PAGE_TOKENS] for token in tokens])
-        offsets_T = torch.tensor([token.position % PAGE_TOKENS for token in tokens], device=self._device)
+        ids_T = torch.stack([token.span.pages[token.position // PAGE] for token in tokens])
+        offsets_T = torch.tensor([token.position % PAGE for token in tokens], device=self._device)
         self._pool.write_tokens(layer, ids_T, offsets_T, kv_T2KD)
         if self._recent is None:
             return
@@ -196,7 +197,7 @@ class KVCache:
 
     def _keys_of(self, layer: int, token: _Token) -> tuple[Tensor, Tensor]:
         """What a query reads: the page ids of its history, and float32 rows of everything newer."""
-        page, offset = divmod(token.position, PAGE_TOKENS)
+        page, offset = divmod(token.position, PAGE)
         table = token.span.pages
         if self._recent is None:
             own_2KND = self._pool.read(layer, table[page : page + 1])
@@ -221,7 +222,7 @@ class KVCache:
         if self._recent is None:
             return None, None
         spec = self._spec
-        shape = (len(spec.full_layers), self._window_pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
+        shape = (len(spec.full_layers), self._window_pages, spec.kv_heads, PAGE, spec.head_dim)
         return tuple(torch.zeros(shape, dtype=self._pool.dtype, device=self._device) for _ in range(2))  # type: ignore[return-value]
 
     def save_window(self, slot: int, checkpoint: CheckpointTensors) -> None:
@@ -265,9 +266,9 @@ class KVCache:
 
 def _to_pages(x_NAD: Tensor, pages: int) -> Tensor:
     """Tokens of a segment [N, ..., D] to whole pages [P, ..., 64, D], zeros behind the last token."""
-    padded = x_NAD.new_zeros(pages * PAGE_TOKENS, *x_NAD.shape[1:])
+    padded = x_NAD.new_zeros(pages * PAGE, *x_NAD.shape[1:])
     padded[: len(x_NAD)] = x_NAD
-    return torch.unflatten(padded, 0, (pages, PAGE_TOKENS)).movedim(1, -2).contiguous()
+    return torch.unflatten(padded, 0, (pages, PAGE)).movedim(1, -2).contiguous()
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

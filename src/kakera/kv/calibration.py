@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.kv.rotation import Frame, Rotation, hadamard_matrix
 from kakera.model.batch import Batch
 from kakera.model.qwen3_5 import KeyValues
 from kakera.ops.heads import ProjectedHeads
-from kakera.plan.kv_format import PAGE_TOKENS
 from kakera.plan.spec import ModelSpec
 
 
@@ -59,7 +59,7 @@ class Recorder:
     def attend_heads(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor:
         """The first page is left out: it stays in 16 bit, and its first tokens are like no others."""
         _, k_TKD, v_TKD = heads.turned()
-        late_T = batch.positions_T >= PAGE_TOKENS
+        late_T = batch.positions_T >= PAGE
         self.moments.add(layer, torch.stack((k_TKD[late_T], v_TKD[late_T]), 1))
         return self._kv.attend_heads(layer, batch, heads)
 

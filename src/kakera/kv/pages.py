@@ -12,9 +12,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.kv import codec
 from kakera.kv.softmax import PlainBlock, ValueBlock
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 
 DENSE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -65,7 +66,7 @@ class DensePool:
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, pages: int, device: torch.device):
         self.dtype = dtype
-        shape = (len(spec.full_layers), pages, 2, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
+        shape = (len(spec.full_layers), pages, 2, spec.kv_heads, PAGE, spec.head_dim)
         self._kv_LP2KND = torch.empty(shape, dtype=dtype, device=device)
 
     def write_pages(self, layer: int, ids: Tensor, kv_P2KND: Tensor) -> None:
@@ -105,7 +106,7 @@ class Int2Pool:
     ):
         self._group, self._graded = group, graded
         layers, heads, dim = len(spec.full_layers), spec.kv_heads, spec.head_dim
-        codes = (layers, pages, 2, heads, PAGE_TOKENS, dim // 4)
+        codes = (layers, pages, 2, heads, PAGE, dim // 4)
         parameters = (
             layers,
             pages,
@@ -113,7 +114,7 @@ class Int2Pool:
             heads,
             2,
             dim // group,
-            PAGE_TOKENS,
+            PAGE,
         )  # scales, then minima: contiguous over tokens
         self._codes = torch.empty(codes, dtype=torch.uint8, device=device)
         self._parameters = torch.empty(parameters, dtype=torch.float16, device=device)
@@ -121,7 +122,7 @@ class Int2Pool:
         self._runs = max(4, dim // group)
         self._weights_R111 = codec.field_weights(self._runs, device).view(-1, 1, 1, 1)
         self._masks = codec.field_masks(device).view(torch.int64).view(4, 1, 1, 1)
-        self._masked = torch.empty(piece_pages * heads * PAGE_TOKENS * dim // 8, dtype=torch.int64, device=device)
+        self._masked = torch.empty(piece_pages * heads * PAGE * dim // 8, dtype=torch.int64, device=device)
         self._levels = torch.empty(self._masked.numel() * 8, device=device)  # keys and values take turns
 
     def write_pages(self, layer: int, ids: Tensor, kv_P2KND: Tensor) -> None:
@@ -196,7 +197,7 @@ class Int2Pool:
         pages, heads, words = codes_PKX.shape
         masked_4KPX = self._masked[: 4 * codes_PKX.numel()].view(4, heads, pages, words)
         torch.bitwise_and(codes_PKX.transpose(0, 1), self._masks, out=masked_4KPX)
-        rows = pages * PAGE_TOKENS
+        rows = pages * PAGE
         bytes_4KNrW = masked_4KPX.view(torch.uint8).view(4, heads, rows, self._runs // 4, -1)
         levels_4rKNW = self._levels[: bytes_4KNrW.numel()].view(4, self._runs // 4, heads, rows, -1)
         return levels_4rKNW.copy_(bytes_4KNrW.permute(0, 3, 1, 2, 4)).flatten(0, 2)
@@ -228,5 +229,5 @@ def sum_groups(parts_CKGN: Tensor) -> Tensor:
 def pages_to_rows(kv_P2KND: Tensor) -> Tensor:
     """[P, 2, K, 64, D] of any dtype to contiguous float32 [2, K, P * 64, D]."""
     pages, _, heads, _, dim = kv_P2KND.shape
-    rows = torch.empty(2, heads, pages, PAGE_TOKENS, dim, device=kv_P2KND.device)
+    rows = torch.empty(2, heads, pages, PAGE, dim, device=kv_P2KND.device)
     return rows.copy_(kv_P2KND.permute(1, 2, 0, 3, 4)).flatten(2, 3)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.kv.codec import WINDOW_DTYPE
 from kakera.model.batch import CheckpointTensors
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 
 
@@ -21,10 +22,10 @@ class RecentStore:
     def __init__(self, spec: ModelSpec, fmt: KvFormat, slots: int, device: torch.device):
         self._window_pages = fmt.window_pages
         self._places = fmt.ring_pages
-        layers, page = len(spec.full_layers), (2, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
+        layers, page = len(spec.full_layers), (2, spec.kv_heads, PAGE, spec.head_dim)
         self.ring = torch.empty((layers, slots, self._places, *page), dtype=WINDOW_DTYPE, device=device)
         self.sink = torch.empty((layers, slots, *page), dtype=WINDOW_DTYPE, device=device)
-        rows = (self._window_pages + 2) * PAGE_TOKENS  # the window, the query's own page and the sink
+        rows = (self._window_pages + 2) * PAGE  # the window, the query's own page and the sink
         self._rows = torch.empty(2, spec.kv_heads, rows, spec.head_dim, device=device)
 
     def write_pages(self, layer: int, slot: int, first: int, kv_P2KND: Tensor) -> None:
@@ -36,7 +37,7 @@ class RecentStore:
             self.sink[layer, slot] = kv_P2KND[0]
 
     def write_token(self, layer: int, slot: int, position: int, kv_2KD: Tensor) -> None:
-        page, offset = divmod(position, PAGE_TOKENS)
+        page, offset = divmod(position, PAGE)
         self.ring[layer, slot, page % self._places, :, :, offset] = kv_2KD
         if page == 0:
             self.sink[layer, slot, :, :, offset] = kv_2KD
@@ -51,7 +52,7 @@ class RecentStore:
 
     def token_rows(self, layer: int, slot: int, position: int) -> Tensor:
         """All that a query at `position` reads in 16 bit, as float32 [2, kv_heads, N, D]; valid until the next call."""
-        page, offset = divmod(position, PAGE_TOKENS)
+        page, offset = divmod(position, PAGE)
         first = max(0, page - self._window_pages)
         ring = self.ring[layer, slot]
         start, count = first % self._places, page - first
@@ -95,7 +96,7 @@ class RecentStore:
     def _before(self, position: int) -> list[tuple[slice, slice]]:
         """The R pages before a position on the grid, fewer near the start of the sequence: where they lie in the ring,
         and where in a checkpoint's window. Slices, because a GPU gets a list of places by a copy that it waits for."""
-        page, size = position // PAGE_TOKENS, self._window_pages
+        page, size = position // PAGE, self._window_pages
         count = min(page, size)
         start, done = (page - count) % self._places, size - count
         straight = min(count, self._places - start)

@@ -22,7 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 64
+from kakera.contract.grid import PAGE
+
+CHUNK = PAGE
 # Tokens whose temporaries exist at once. A GPU takes 1,024, for parallel work (96 MB at 48 value heads of 128). A CPU
 # takes one chunk, which is as fast (23 ms for 512 tokens of 12 heads either way): every product then has one shape,
 # so that the library's choice of kernel can not depend on the cut.

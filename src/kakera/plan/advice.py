@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kakera.contract.grid import PAGE
 from kakera.plan.budget import LEAST_CONTEXT, Draft, draft, splits
 from kakera.plan.devices import Device, Machine
-from kakera.plan.kv_format import PAGE_TOKENS
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
 from kakera.plan.table import as_text, gigabytes, memory_of, to_json
@@ -110,7 +110,7 @@ def _options(failed: Draft, wishes: Wishes) -> Iterator[list[_Change]]:
         yield [_Change("--state-dtype fp16", "state_dtype", "fp16")]
     if plan.kv.codec != "int2":
         yield [_Change("--kv int2", "kv", "int2")]
-    chunks = [size for n in (1, 2, 3) if (size := plan.chunk >> n) >= LEAST_CHUNK and size % PAGE_TOKENS == 0]
+    chunks = [size for n in (1, 2, 3) if (size := plan.chunk >> n) >= LEAST_CHUNK and size % PAGE == 0]
     if chunks:
         yield [_Change(f"--chunk {chunk}", "chunk", chunk) for chunk in chunks]
     slots = [n for n in (plan.slots // 2, plan.slots // 4, 1) if 1 <= n < plan.slots]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kakera.contract.grid import PAGE
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.devices import Machine
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Place, Plan, PlanRow, StateDtype, Wishes
 from kakera.plan.sizes import (
     CPU_OVERHEADS,
@@ -87,14 +88,14 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
     if wishes.kv not in ("fp32", "bf16", "int2"):
         raise UsageError(f"--kv {wishes.kv}: unknown KV codec; choose fp32, bf16 or int2")
     kv_format(spec, wishes).check(spec.head_dim)
-    if wishes.kv_window % PAGE_TOKENS:
-        raise UsageError(f"--kv-window {wishes.kv_window}: must be a multiple of {PAGE_TOKENS} tokens")
+    if wishes.kv_window % PAGE:
+        raise UsageError(f"--kv-window {wishes.kv_window}: must be a multiple of {PAGE} tokens")
     if wishes.context is not None and not 1 < wishes.context <= spec.max_positions:
         raise UsageError(f"--context {wishes.context}: this model takes 2 to {spec.max_positions} tokens")
     if wishes.max_running is not None and wishes.max_running < 1:
         raise UsageError(f"--max-running {wishes.max_running}: at least one request must run")
-    if wishes.chunk is not None and (wishes.chunk < PAGE_TOKENS or wishes.chunk % PAGE_TOKENS):
-        raise UsageError(f"--chunk {wishes.chunk}: must be a multiple of {PAGE_TOKENS} tokens")
+    if wishes.chunk is not None and (wishes.chunk < PAGE or wishes.chunk % PAGE):
+        raise UsageError(f"--chunk {wishes.chunk}: must be a multiple of {PAGE} tokens")
     if wishes.state_dtype not in (None, "fp32", "fp16"):
         raise UsageError(f"--state-dtype {wishes.state_dtype}: choose fp32 or fp16")
     if wishes.host_cache is not None and wishes.host_cache < 0:
@@ -115,7 +116,7 @@ def splits(spec: ModelSpec, ranks: int) -> bool:
 
 def kv_format(spec: ModelSpec, wishes: Wishes) -> KvFormat:
     group = wishes.kv_group if wishes.kv_group is not None else min(256, spec.head_dim)
-    return KvFormat(wishes.kv, group=group, window_pages=wishes.kv_window // PAGE_TOKENS)  # type: ignore[arg-type]
+    return KvFormat(wishes.kv, group=group, window_pages=wishes.kv_window // PAGE)  # type: ignore[arg-type]
 
 
 def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
@@ -139,7 +140,7 @@ def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
 
 
 def pages_for(tokens: int) -> int:
-    return -(-tokens // PAGE_TOKENS)
+    return -(-tokens // PAGE)
 
 
 def _usable_devices(spec: ModelSpec, wishes: Wishes, machine: Machine) -> Machine:
@@ -224,7 +225,7 @@ class _Budget:
         """The model's maximum, or the multiple of 64 that fits in three quarters of the room (the rest: host cache)."""
         limit = self.spec.max_positions
         room = max(0, left) * 3 // 4 if self.on_cpu else max(0, left)
-        fitting = room // self.page * PAGE_TOKENS
+        fitting = room // self.page * PAGE
         return min(limit, max(fitting, LEAST_CONTEXT))
 
     def _host_cache(self, host_left: int) -> int:

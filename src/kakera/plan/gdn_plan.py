@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kakera.contract.grid import PAGE
 from kakera.plan.spec import GdnSpec
 
-CHUNK = 64  # tokens of a chunk of the delta rule
+CHUNK = PAGE  # tokens of a chunk of the delta rule
 RANGE = 8192  # tokens whose temporaries exist at once; a longer span is taken range by range
 
 

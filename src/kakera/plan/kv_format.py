@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.plan.spec import ModelSpec
 
 KvCodec = Literal["fp32", "bf16", "int2"]
-PAGE_TOKENS = 64
 _DENSE_BYTES = {"fp32": 4, "bf16": 2}
 WINDOW_BYTES = 2  # the window, the sink and in-chunk keys of the int2 codec are bf16
 PARAMETER_BYTES = 2 * 2  # fp16 scale + fp16 minimum of a group
@@ -34,7 +34,7 @@ class KvFormat:
         if self.group & (self.group - 1) or not 32 <= self.group <= head_dim:
             raise UsageError(f"--kv-group {self.group}: must be a power of two from 32 to head_dim ({head_dim})")
         if self.window_pages < 1:
-            raise UsageError(f"--kv-window {self.window_pages * PAGE_TOKENS}: must be at least {PAGE_TOKENS} tokens")
+            raise UsageError(f"--kv-window {self.window_pages * PAGE}: must be at least {PAGE} tokens")
 
     @property
     def windowed(self) -> bool:
@@ -57,11 +57,11 @@ class KvFormat:
         return 2 * len(spec.full_layers) * spec.kv_heads * self.vector_bytes(spec.head_dim)
 
     def page_bytes(self, spec: ModelSpec) -> int:
-        return PAGE_TOKENS * self.token_bytes(spec)
+        return PAGE * self.token_bytes(spec)
 
     def window_page_bytes(self, spec: ModelSpec) -> int:
         """Bytes of one 16-bit page (sink or window), K and V, all full-attention layers; 0 for dense codecs."""
-        return PAGE_TOKENS * spec.kv_values_per_token * WINDOW_BYTES if self.windowed else 0
+        return PAGE * spec.kv_values_per_token * WINDOW_BYTES if self.windowed else 0
 
     def slot_bytes(self, spec: ModelSpec) -> int:
         """Bytes of the window ring and the sink page of one running request."""

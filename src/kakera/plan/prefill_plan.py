@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kakera.plan.kv_format import PAGE_TOKENS
+from kakera.contract.grid import PAGE
 
 GRID = 1024  # the library takes keys up to a multiple of this, and in parts of this times a power of two
 SUB = 2048  # query tokens of a segment that share where the library's keys end: 3 tiles of 128 rows an SM of an H200
@@ -52,7 +52,7 @@ class PrefillPlan:
 
     @property
     def band_slots(self) -> int:
-        return self.query_slots + self.kv_heads * self.window_pages * PAGE_TOKENS
+        return self.query_slots + self.kv_heads * self.window_pages * PAGE
 
     @property
     def scratch_bytes(self) -> int:
@@ -99,7 +99,7 @@ def query_blocks(tokens: int, largest: int = QUERIES) -> Iterator[tuple[int, int
     first = 0
     while first < tokens:
         rest = tokens - first
-        size = min(largest, power_below(rest)) if rest >= TAIL else max(PAGE_TOKENS, 1 << (rest - 1).bit_length())
+        size = min(largest, power_below(rest)) if rest >= TAIL else max(PAGE, 1 << (rest - 1).bit_length())
         yield first, size
         first += size
 

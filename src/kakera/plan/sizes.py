@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kakera.contract.grid import PAGE
 from kakera.plan import gdn_plan
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import StateDtype
 from kakera.plan.prefill_plan import PrefillPlan
 from kakera.plan.spec import ModelSpec
@@ -137,7 +138,7 @@ def held_attention_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, 
     """What the attention kernels of a GPU hold from the start: unpacked history, sums, the 16-bit band of a segment,
     and what the thread blocks of decode leave (8 columns of float32 each)."""
     plan = _prefill_plan(spec, kv, chunk, ranks)
-    band = (chunk + kv.window_pages * PAGE_TOKENS) * 2 * plan.kv_heads * spec.head_dim * 2 if kv.windowed else 0
+    band = (chunk + kv.window_pages * PAGE) * 2 * plan.kv_heads * spec.head_dim * 2 if kv.windowed else 0
     left = MOST_MULTIPROCESSORS + slots * spec.group * plan.kv_heads
     return plan.scratch_bytes + band + left * 8 * (spec.head_dim + 2) * 4
 
@@ -166,10 +167,10 @@ def _attention_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, de
     if device != "cpu":
         return (projected + 3 * tokens * width * item) // ranks + _prefill_plan(spec, kv, tokens, ranks).transient_bytes
     accumulators = 2 * tokens * width * 4  # two partial outputs that are merged by log-sum-exp
-    band = 2 * (tokens + kv.window_pages * PAGE_TOKENS) * kv_width * item
+    band = 2 * (tokens + kv.window_pages * PAGE) * kv_width * item
     history = 2 * HISTORY_TOKENS * kv_width * item if kv.windowed else 0
     # the plain path materialises scores and probabilities of one query page
-    scores = 2 * spec.heads * PAGE_TOKENS * SCORE_KEYS * 4
+    scores = 2 * spec.heads * PAGE * SCORE_KEYS * 4
     return (projected + accumulators + band + history + scores) // ranks
 
 
@@ -180,7 +181,7 @@ def _plain_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, device
     projected = tokens * ((3 if spec.gated else 2) * width + 2 * kv_width) * item
     queries = 8 * tokens * width * 4
     scores = spec.heads * tokens * SCORE_KEYS * 4
-    band = 2 * 2 * (tokens + kv.window_pages * PAGE_TOKENS) * kv_width * 4
+    band = 2 * 2 * (tokens + kv.window_pages * PAGE) * kv_width * 4
     history = 2 * HISTORY_TOKENS * kv_width * 4
     return (projected + queries + scores + band + history) // ranks
 

@@ -17,6 +17,8 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+from kakera.contract.events import EngineStats, Event, Finished, Flushed
+from kakera.contract.request import Request
 from kakera.errors import EngineDied, KakeraError, RequestRefused
 from kakera.run.interface import EngineLimits
 from kakera.run.messages import (
@@ -35,7 +37,6 @@ from kakera.run.messages import (
 )
 from kakera.run.process import engine_main
 from kakera.run.socket_place import make_socket_directory
-from kakera.schedule.request import EngineStats, Event, Finished, Flushed, Request
 
 STOP_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.5

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kakera.contract.events import EngineStats, Event, Flushed
+from kakera.contract.request import Request
+from kakera.contract.step import StepResult
 from kakera.run.interface import EngineLimits, Runner
-from kakera.schedule.request import EngineStats, Event, Flushed, Request
 from kakera.schedule.scheduler import Scheduler
-from kakera.schedule.step import StepResult
 
 
 class LocalEngine:

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from kakera.contract.events import Event, Finished, PromptLogprobs, TokenLogprob, Tokens
+from kakera.contract.request import Request
 from kakera.errors import RequestRefused
 from kakera.run.interface import Engine
-from kakera.schedule.request import Event, Finished, PromptLogprobs, Request, TokenLogprob, Tokens
 
 
 @dataclass

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
+from kakera.contract.step import Row
 from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, SingleTokens, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.schedule.step import PAGE, Row
 
 MOST_ROWS = 32  # a graph for each number of rows; more rows, which are bound by arithmetic, are launched one by one
 

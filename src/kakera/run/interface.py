@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from kakera.schedule.request import EngineStats, Event, Flushed, Request
-from kakera.schedule.step import StepPlan, StepResult
+from kakera.contract.events import EngineStats, Event, Flushed
+from kakera.contract.request import Request
+from kakera.contract.step import StepPlan, StepResult
 
 PROBE = "health-"  # ids of requests by which a server sees whether a token comes; scripts spend no stream on them
 

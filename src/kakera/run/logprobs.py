@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kakera.contract.events import TokenLogprob
 from kakera.run.ranking import in_pieces, top_ids
 from kakera.run.transfer import Download
-from kakera.schedule.request import TokenLogprob
 
 LOGPROB_FLOOR = -9999.0  # JSON has no -inf; clients expect a finite number
 

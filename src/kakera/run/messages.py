@@ -11,18 +11,9 @@ from dataclasses import replace
 
 import msgspec
 
+from kakera.contract.events import EngineStats, Event, Finished, Flushed, Progress, PromptLogprobs, Tokens
+from kakera.contract.request import Request, packed
 from kakera.run.interface import EngineLimits
-from kakera.schedule.request import (
-    EngineStats,
-    Event,
-    Finished,
-    Flushed,
-    Progress,
-    PromptLogprobs,
-    Request,
-    Tokens,
-    packed,
-)
 
 
 class Submit(msgspec.Struct, tag=True):

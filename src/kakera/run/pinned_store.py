@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kakera.cache.pages import IdPool
+from kakera.contract.step import Drop
 from kakera.kv.cache import KVCache
 from kakera.model.batch import CheckpointTensors
 from kakera.model.state import StatePool
@@ -25,7 +26,6 @@ from kakera.plan.store_sizes import ALIGNED, StoreSizes
 from kakera.run.side_stream import SideStream
 from kakera.run.store import CheckpointShape, tensors_of, with_tensors
 from kakera.run.transfer import upload
-from kakera.schedule.step import Drop
 
 log = logging.getLogger(__name__)
 

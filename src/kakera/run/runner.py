@@ -13,18 +13,8 @@ from torch import Tensor
 
 from kakera.constrain.compiler import GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
-from kakera.kv.cache import KVCache
-from kakera.model.batch import Batch, CheckpointTensors, Save, Span
-from kakera.model.qwen3_5 import HybridModel
-from kakera.model.state import StatePool
-from kakera.plan.sizes import HEAD_PIECE_ROWS
-from kakera.run.graphs import DecodeGraphs
-from kakera.run.logprobs import logprobs_of
-from kakera.run.sampler import Launched, Sampled, collect, launch
-from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
-from kakera.run.store import Store
-from kakera.schedule.request import TokenLogprob
-from kakera.schedule.step import (
+from kakera.contract.events import TokenLogprob
+from kakera.contract.step import (
     Action,
     DemotePages,
     Drop,
@@ -37,6 +27,16 @@ from kakera.schedule.step import (
     StepPlan,
     StepResult,
 )
+from kakera.kv.cache import KVCache
+from kakera.model.batch import Batch, CheckpointTensors, Save, Span
+from kakera.model.qwen3_5 import HybridModel
+from kakera.model.state import StatePool
+from kakera.plan.sizes import HEAD_PIECE_ROWS
+from kakera.run.graphs import DecodeGraphs
+from kakera.run.logprobs import logprobs_of
+from kakera.run.sampler import Launched, Sampled, collect, launch
+from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
+from kakera.run.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from kakera.constrain.output import ANYTHING, Allowed
+from kakera.contract.events import TokenLogprob
+from kakera.contract.step import Row
 from kakera.run.logprobs import Logprobs
 from kakera.run.ranking import in_pieces, top_ids
 from kakera.run.sampling_wishes import TOP_BOUND, Wish, flat, wish_of
 from kakera.run.transfer import Download, upload
-from kakera.schedule.request import TokenLogprob
-from kakera.schedule.step import Row
 
 SORTED_ROWS = 4  # at a time: beside 5 copies of them torch's sort on a GPU takes about 8 more, 52 MB in all
 UNIT = 2.0**42  # the largest probability as an integer: 2^18 tokens sum to 2^60, and what rounds to 0 is below 2.3e-13

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kakera.constrain.output import Allowed
-from kakera.schedule.request import Sampling
-from kakera.schedule.step import Row
+from kakera.contract.request import Sampling
+from kakera.contract.step import Row
 
 TOP_BOUND = 128  # rows with a top_k up to this are drawn from the 128 most likely; others sort the vocabulary
 TEMPERATURES = (1e-30, 1e30)  # float32 can hold these and their inverses

@@ -37,13 +37,14 @@ from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.constrain.compiler import Compiler, GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
+from kakera.contract.events import TokenLogprob
+from kakera.contract.grid import PAGE
+from kakera.contract.step import Row, RowResult, StepPlan, StepResult
 from kakera.errors import CheckpointError
 from kakera.run.engine import LocalEngine
 from kakera.run.interface import PROBE
 from kakera.schedule.limits import Limits
-from kakera.schedule.request import TokenLogprob
 from kakera.schedule.scheduler import Scheduler
-from kakera.schedule.step import PAGE, Row, RowResult, StepPlan, StepResult
 from kakera.text.tokenizer import Tokenizer
 
 BUNDLED = Path(kakera.__file__).parent / "data" / "mini"

@@ -13,12 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
+from kakera.contract.step import Drop
 from kakera.kv.cache import KVCache
 from kakera.model.batch import CheckpointTensors
 from kakera.model.state import StatePool
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
-from kakera.schedule.step import Drop
 
 STATE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 WINDOW_DTYPE = torch.bfloat16
@@ -38,7 +39,7 @@ class CheckpointShape:
         """Tensors for the state after `position` tokens, for the layers to fill."""
         spec, gdn = self.spec, self.spec.gdn
         layers, full = len(spec.gdn_layers), len(spec.full_layers)
-        window = (full, self.kv.window_pages, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
+        window = (full, self.kv.window_pages, spec.kv_heads, PAGE, spec.head_dim)
 
         def make(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             # zeros: window pages before position 0 are never written and must not hold NaN

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from kakera.cache.host import CacheSizes
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Sampling
+from kakera.contract.step import Drop, ResetSlot, RestoreCheckpoint, Row, SavePoint, StepPlan
 from kakera.errors import KakeraError
 from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
 from kakera.run.graphs import MOST_ROWS
 from kakera.run.runner import TorchRunner
-from kakera.schedule.request import Sampling
-from kakera.schedule.step import PAGE, Drop, ResetSlot, RestoreCheckpoint, Row, SavePoint, StepPlan
 
 REQUEST = "warm-up"
 # Tokens of short segments: all variants of products with coded weights, which 32, 16 and 8 rows have

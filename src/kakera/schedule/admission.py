@@ -7,12 +7,12 @@ from itertools import islice
 
 from kakera.cache.match import Match
 from kakera.cache.prefix import PrefixCache
+from kakera.contract.grid import PAGE
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
 from kakera.schedule.saves import choose_saves
 from kakera.schedule.sequence import Sequence
-from kakera.schedule.step import PAGE
 
 _LOOK_AHEAD = 32  # requests considered in a step: each costs a walk through the tree
 _BRANCH_GAIN = 256  # tokens that a further checkpoint must spare the waiting request

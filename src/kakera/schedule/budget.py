@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kakera.schedule.step import PAGE
+from kakera.contract.grid import PAGE
 
 _FIRST_GUESS = 256  # prefill tokens beside running streams before anything was measured
 _WEIGHT = 0.25  # of the newest measurement

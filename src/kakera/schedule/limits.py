@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Request
 from kakera.errors import RequestRefused
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import STAGED_CHECKPOINTS
-from kakera.schedule.request import Request
-from kakera.schedule.step import PAGE
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kakera.cache.checkpoints import WORTH, Kind
-from kakera.schedule.request import Boundary
-from kakera.schedule.step import PAGE
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Boundary
 
 _FIRST_OCTAVE = 256  # smallest grid point: replaying less costs less than keeping a checkpoint
 _NEWEST = 8  # message ends saved densely; older ones one an octave of their distance from the prompt's end

@@ -9,25 +9,17 @@ import time
 from collections.abc import Callable
 
 from kakera.cache.prefix import PrefixCache
+from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Request
+from kakera.contract.step import Row, RowResult, StepPlan, StepResult
 from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
 from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
-from kakera.schedule.request import (
-    EngineStats,
-    Event,
-    Finished,
-    FinishReason,
-    Flushed,
-    Progress,
-    PromptLogprobs,
-    Request,
-    Tokens,
-)
 from kakera.schedule.running import Running
 from kakera.schedule.sequence import Sequence
-from kakera.schedule.step import PAGE, Row, RowResult, StepPlan, StepResult
 
 
 class Scheduler:

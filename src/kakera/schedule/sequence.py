@@ -9,9 +9,11 @@ from kakera.cache.checkpoints import Kind
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match
 from kakera.cache.tree import page_keys
+from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
+from kakera.contract.grid import PAGE
+from kakera.contract.request import Request, packed
+from kakera.contract.step import Row, RowResult
 from kakera.schedule.loops import LoopGuard
-from kakera.schedule.request import Active, FinishReason, Request, TokenLogprob, Usage, packed
-from kakera.schedule.step import PAGE, Row, RowResult
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kakera.schedule.request import TokenLogprob, Usage
+from kakera.contract.events import TokenLogprob, Usage
 from kakera.text.tokenizer import Tokenizer
 
 LOGPROB_FLOOR = -9999.0  # JSON has no -inf; clients expect a finite number

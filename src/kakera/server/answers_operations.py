@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
-from kakera.schedule.request import Active
+from kakera.contract.events import Active
 from kakera.server.openapi import closed
 from kakera.server.sensors import CardReading
 

@@ -15,8 +15,8 @@ from fastapi.responses import JSONResponse, Response
 from kakera.chat.template import Prompt
 from kakera.chat.thinking import thinking_switch
 from kakera.chat.tools import CallDelta, select_tools
+from kakera.contract.events import TokenLogprob
 from kakera.errors import RequestRefused
-from kakera.schedule.request import TokenLogprob
 from kakera.server.answers import chat_logprobs, chat_usage
 from kakera.server.answers_chat import ChatAnswer
 from kakera.server.body import JsonRoute

@@ -12,7 +12,8 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from kakera.schedule.request import Constraint, Usage, packed
+from kakera.contract.events import Usage
+from kakera.contract.request import Constraint, packed
 from kakera.server.answers import TextLogprobs, usage_object
 from kakera.server.answers_chat import CompletionAnswer
 from kakera.server.body import JsonRoute

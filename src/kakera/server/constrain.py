@@ -16,8 +16,8 @@ from kakera.chat.tools import OPEN as CALL_OPEN
 from kakera.constrain.calls import Usable, calls_rules
 from kakera.constrain.formats import Answer, response_format, structured_outputs
 from kakera.constrain.lark import grammar
+from kakera.contract.request import Constraint, ThinkingBudget
 from kakera.errors import RequestRefused
-from kakera.schedule.request import Constraint, ThinkingBudget
 from kakera.server.model import ServedModel
 from kakera.server.schema import ChatBody, GenerationBody
 from kakera.text.tokenizer import Tokenizer

@@ -14,21 +14,19 @@ from typing import Any
 
 from kakera.chat.thinking import ThinkSplitter
 from kakera.chat.tools import END_TAGS, CallDelta, ToolCallParser
-from kakera.errors import RequestRefused
-from kakera.run.interface import AsyncEngine
-from kakera.schedule.request import (
+from kakera.contract.events import (
     ENGINE_ERROR,
     INVALID_GRAMMAR,
-    Boundary,
     Event,
     Finished,
     PromptLogprobs,
-    Request,
-    Sampling,
     TokenLogprob,
     Tokens,
     Usage,
 )
+from kakera.contract.request import Boundary, Request, Sampling
+from kakera.errors import RequestRefused
+from kakera.run.interface import AsyncEngine
 from kakera.server.record import RequestRecord
 from kakera.text.detokenize import Detokenizer
 from kakera.text.stops import StopMatcher

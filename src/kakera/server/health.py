@@ -13,9 +13,10 @@ from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
 
+from kakera.contract.events import EngineStats, Finished
+from kakera.contract.request import Request, Sampling
 from kakera.errors import EngineDied, RequestRefused
 from kakera.run.interface import PROBE, AsyncEngine
-from kakera.schedule.request import EngineStats, Finished, Request, Sampling
 from kakera.server.answers_operations import Failing, Healthy
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kakera.contract.events import EngineStats
 from kakera.plan.plan import Place, Plan, PlanRow
 from kakera.plan.sizes import margin
-from kakera.schedule.request import EngineStats
 from kakera.server.answers_operations import Memory, MemoryState
 from kakera.server.sensors import Reading
 

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from kakera.schedule.request import Usage
+from kakera.contract.events import Usage
 from kakera.server.answers_messages import MessageAnswer, TokenCount
 from kakera.server.blocks import Answer, Block, Step
 from kakera.server.body import JsonRoute

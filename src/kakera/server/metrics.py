@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import Metric
 
 from kakera import __version__
-from kakera.schedule.request import EngineStats
-from kakera.schedule.step import PAGE
+from kakera.contract.events import EngineStats
+from kakera.contract.grid import PAGE
 from kakera.server.router_metrics import known_to_routers
 
 # A cached turn answers in tens of milliseconds, a cold 200K-token prompt in minutes.

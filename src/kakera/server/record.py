@@ -8,8 +8,8 @@ import re
 import time
 from dataclasses import dataclass, field
 
+from kakera.contract.events import Usage
 from kakera.errors import RequestRefused
-from kakera.schedule.request import Usage
 from kakera.server.metrics import Metrics
 
 WHERE = re.compile(r" at token \d+$")  # for the log; a metric with a label a position would never end

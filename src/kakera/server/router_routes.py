@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from fastapi import APIRouter
 
 from kakera import __version__
+from kakera.contract.events import EngineStats
+from kakera.contract.grid import PAGE
 from kakera.plan.plan import Plan
-from kakera.schedule.request import EngineStats
-from kakera.schedule.step import PAGE
 from kakera.server.answers_operations import FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
 from kakera.server.service import Service
 

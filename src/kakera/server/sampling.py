@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 
+from kakera.contract.request import Constraint, Sampling, ThinkingBudget
 from kakera.errors import RequestRefused
 from kakera.run.interface import EngineLimits
-from kakera.schedule.request import Constraint, Sampling, ThinkingBudget
 from kakera.server.model import ServedModel
 from kakera.server.schema import GenerationBody
 

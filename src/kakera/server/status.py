@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import APIRouter
 
 from kakera import __version__
+from kakera.contract.events import EngineStats
 from kakera.plan.plan import Plan
 from kakera.plan.table import title
-from kakera.schedule.request import EngineStats
 from kakera.server.answers_operations import StatusAnswer
 from kakera.server.memory_map import bars
 from kakera.server.sensors import Sensors

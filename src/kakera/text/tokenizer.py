@@ -18,8 +18,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as BpeTokenizer
 
+from kakera.contract.request import packed
 from kakera.errors import CheckpointError
-from kakera.schedule.request import packed
 from kakera.text.unicode import well_formed
 
 CACHE_TOKENS = 2_000_000  # 4 bytes each: ten conversations of 200K tokens in 8 MB, their text apart

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.kv.gpu.decode import (
     COLUMNS,
     MOST_ROWS,
@@ -31,7 +32,7 @@ from kakera.kv.recent import RecentStore, fill_window
 from kakera.kv.rotation import Rotation
 from kakera.model.batch import Batch, SingleTokens, Span
 from kakera.ops.heads import ProjectedHeads
-from kakera.plan.kv_format import PAGE_TOKENS, KvFormat
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.prefill_plan import PrefillPlan
 from kakera.plan.spec import ModelSpec
 
@@ -99,8 +100,8 @@ class GpuAttention:
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         plan = PrefillPlan(spec.heads, spec.kv_heads, spec.head_dim, self._window_pages, chunk, multiprocessors)
         self._prefill_attention = PrefillAttention(plan, device)
-        pages = self._window_pages + -(-chunk // PAGE_TOKENS) if recent else 0
-        shape = (pages, 2, spec.kv_heads, PAGE_TOKENS, spec.head_dim)
+        pages = self._window_pages + -(-chunk // PAGE) if recent else 0
+        shape = (pages, 2, spec.kv_heads, PAGE, spec.head_dim)
         self._band_P2KND = torch.empty(shape, dtype=torch.bfloat16, device=device)
         # weakly, because a batch holds the checkpoints that were saved in it
         self._plan: tuple[weakref.ref[Batch], _Decode | None, list[Places]] | None = None
@@ -154,7 +155,7 @@ class GpuAttention:
         band: the R pages before the span, and its own."""
         recent = self._recent
         assert recent is not None
-        first, last = span.start // PAGE_TOKENS, (span.end - 1) // PAGE_TOKENS
+        first, last = span.start // PAGE, (span.end - 1) // PAGE
         start = max(0, first - self._window_pages)
         band_P2KND = self._band_P2KND[: last + 1 - start]
         # the old pages must be read first: a long segment overwrites what its own first pages still need
@@ -163,7 +164,7 @@ class GpuAttention:
         part.store(replace(part.pages, halves=own_P2KND, sink=None), places)
         recent.write_pages(part.layer, span.slot, first, own_P2KND)
         for save in span.saves:
-            end = save.position // PAGE_TOKENS
+            end = save.position // PAGE
             from_page = max(0, end - self._window_pages)
             fill_window(save.into, part.layer, band_P2KND[from_page - start : end - start])
         return band_P2KND
@@ -190,15 +191,15 @@ class GpuAttention:
         return _Decode.of_spans(batch.decode, self._window_pages, self._rows) if batch.decode else None
 
     def _prefill_places(self, span: Span) -> Places:
-        if span.start % PAGE_TOKENS:
-            raise ValueError(f"a prefill segment starts at {span.start}, which is not a multiple of {PAGE_TOKENS}")
+        if span.start % PAGE:
+            raise ValueError(f"a prefill segment starts at {span.start}, which is not a multiple of {PAGE}")
         if span.count > (most := self._prefill_attention.plan.chunk):
             raise ValueError(f"a prefill segment of {span.count} tokens; the scratch of this cache is for {most}")
         position_T = torch.arange(span.start, span.end, device=span.pages.device)
-        page_T = position_T // PAGE_TOKENS
+        page_T = position_T // PAGE
         id_T = span.pages[page_T]
-        half_T = id_T if self._recent is None else page_T - span.start // PAGE_TOKENS
-        return _places(id_T, half_T, torch.full_like(id_T, -1), position_T % PAGE_TOKENS)
+        half_T = id_T if self._recent is None else page_T - span.start // PAGE
+        return _places(id_T, half_T, torch.full_like(id_T, -1), position_T % PAGE)
 
     def scratch(self) -> tuple[Tensor, ...]:
         decode = self._decode_scratch
@@ -215,11 +216,11 @@ class _Decode:
     @staticmethod
     def of_singles(singles: SingleTokens, window_pages: int) -> _Decode:
         """In operations of the device alone, so that a graph can capture them."""
-        page_R, slot_R = singles.starts_R // PAGE_TOKENS, singles.slots_R
+        page_R, slot_R = singles.starts_R // PAGE, singles.slots_R
         id_R = singles.tables_RP.gather(1, page_R[:, None])[:, 0]
         ring = window_pages + 2
         half_R = slot_R * ring + page_R % ring if window_pages else id_R
-        places = _places(id_R, half_R, torch.where(page_R == 0, slot_R, -1), singles.starts_R % PAGE_TOKENS)
+        places = _places(id_R, half_R, torch.where(page_R == 0, slot_R, -1), singles.starts_R % PAGE)
         count = len(slot_R)
         offsets = torch.arange(count + 1, dtype=torch.int32, device=slot_R.device)
         rows = DecodeRows(singles.starts_R.int(), offsets, slot_R.int(), singles.tables_RP, 1, count)
@@ -228,15 +229,15 @@ class _Decode:
     @staticmethod
     def of_spans(spans: Sequence[Span], window_pages: int, most: int) -> _Decode:
         """At most `most` rows in a launch."""
-        if (longest := max(span.count for span in spans)) > PAGE_TOKENS:
-            raise ValueError(f"a decode row carries {longest} tokens; at most {PAGE_TOKENS} are allowed")
+        if (longest := max(span.count for span in spans)) > PAGE:
+            raise ValueError(f"a decode row carries {longest} tokens; at most {PAGE} are allowed")
         device = spans[0].pages.device
         positions = [(span, position) for span in spans for position in range(span.start, span.end)]
-        id_T = torch.stack([span.pages[position // PAGE_TOKENS] for span, position in positions])
+        id_T = torch.stack([span.pages[position // PAGE] for span, position in positions])
         ring = window_pages + 2
-        halves = [span.slot * ring + position // PAGE_TOKENS % ring for span, position in positions]
-        sinks = [span.slot if position < PAGE_TOKENS else -1 for span, position in positions]
-        offsets = [position % PAGE_TOKENS for _, position in positions]
+        halves = [span.slot * ring + position // PAGE % ring for span, position in positions]
+        sinks = [span.slot if position < PAGE else -1 for span, position in positions]
+        offsets = [position % PAGE for _, position in positions]
         half_T, sink_T, offset_T = torch.tensor([halves, sinks, offsets], device=device)
         places = _places(id_T, half_T if window_pages else id_T, sink_T, offset_T)
         rows = [

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.kv.codec import Int2Rows, decode
 from kakera.kv.gpu.finish import Finish, FinishArguments, address
 from kakera.kv.pages import pages_to_rows
 from kakera.ops.cuda.compiler import kernel
-from kakera.plan.kv_format import PAGE_TOKENS
 
 MOST_ROWS = 256  # of a launch: their costs are summed in shared memory
 MOST_GROUPS = 4  # groups of dims with a scale of their own: a quarter of the dims, at least, shares one
@@ -94,8 +94,8 @@ class DecodeRows:
     def __post_init__(self) -> None:
         if len(self.starts_R) > MOST_ROWS:
             raise ValueError(f"{len(self.starts_R)} rows in a decode batch; a launch takes {MOST_ROWS}")
-        if self.most_tokens > PAGE_TOKENS:
-            raise ValueError(f"a decode row carries {self.most_tokens} tokens; at most {PAGE_TOKENS} are allowed")
+        if self.most_tokens > PAGE:
+            raise ValueError(f"a decode row carries {self.most_tokens} tokens; at most {PAGE} are allowed")
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def attend_decode_reference(pages: LayerPages, rows: DecodeRows, q_TQD: Tensor) 
 
 def _keys_of(pages: LayerPages, table: Tensor, slot: int, position: int) -> Tensor:
     """float32 [2, kv_heads, position + 1, D]: what a query there reads."""
-    page = position // PAGE_TOKENS
+    page = position // PAGE
     table = table[: page + 1].long()
     if pages.codes is None:
         return pages_to_rows(pages.halves[table])[:, :, : position + 1]
@@ -198,7 +198,7 @@ def _keys_of(pages: LayerPages, table: Tensor, slot: int, position: int) -> Tens
     scale, minimum = pages.parameters[table[:low]].movedim(-1, 3).unbind(4)
     coded = pages_to_rows(decode(Int2Rows(pages.codes[table[:low]], scale, minimum)))
     if low:
-        coded[:, :, :PAGE_TOKENS] = pages.sink[slot].float()
+        coded[:, :, :PAGE] = pages.sink[slot].float()
     places = torch.arange(low, page + 1, device=table.device) % pages.halves.shape[1]
     recent = pages_to_rows(pages.halves[slot, places])
     return torch.cat((coded, recent), 2)[:, :, : position + 1]

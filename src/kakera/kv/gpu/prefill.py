@@ -15,8 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
+from kakera.contract.grid import PAGE
 from kakera.kv.gpu import dense_attention, prefill_kernels
-from kakera.plan.kv_format import PAGE_TOKENS
 from kakera.plan.prefill_plan import (
     GRID,
     SUB,
@@ -68,7 +68,7 @@ class Int2History:
             GROUP=4 * quarter // self.parameters.shape[4],
         )
         if pages.first == 0:
-            copy_pages(self.sink.unsqueeze(0), None, rows_2KND, pages._replace(number=1), PAGE_TOKENS)
+            copy_pages(self.sink.unsqueeze(0), None, rows_2KND, pages._replace(number=1), PAGE)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Bf16History:
     pages: Tensor
 
     def fill(self, rows_2KND: Tensor, table: Tensor, pages: Pages) -> None:
-        copy_pages(self.pages, table, rows_2KND, pages, pages.number * PAGE_TOKENS)
+        copy_pages(self.pages, table, rows_2KND, pages, pages.number * PAGE)
 
 
 def copy_pages(source_P2KND: Tensor, table: Tensor | None, rows_2KND: Tensor, pages: Pages, limit: int) -> None:
@@ -146,10 +146,10 @@ class PrefillAttention:
         are not read, or do not matter. Raises ValueError for a start off the page grid and for too long a segment.
         """
         tokens = len(q_TQD)
-        if start % PAGE_TOKENS or not 1 <= tokens <= self.plan.chunk:
+        if start % PAGE or not 1 <= tokens <= self.plan.chunk:
             raise ValueError(
                 f"a segment of {tokens} tokens from {start}: this scratch takes 1 to {self.plan.chunk} tokens "
-                f"that start on a multiple of {PAGE_TOKENS}"
+                f"that start on a multiple of {PAGE}"
             )
         heads = self.plan.heads_per_call(tokens)
         for head in range(0, self.plan.kv_heads, heads):
@@ -171,9 +171,9 @@ class _Segment:
         self._q_KMD = _view(owner._q, *shape)
         self._state_o_KMD = _view(owner._state_o, *shape)
         self._state_lse_KM = _view(owner._state_lse, *shape[:2])
-        self._first, self._last = start // PAGE_TOKENS, (start + tokens - 1) // PAGE_TOKENS
+        self._first, self._last = start // PAGE, (start + tokens - 1) // PAGE
         self._common = self._covered(start)  # history of every query, which the library takes for all at once
-        self._own_KND = self._unpacked(max(0, self._last - plan.window_pages) * PAGE_TOKENS - self._common)
+        self._own_KND = self._unpacked(max(0, self._last - plan.window_pages) * PAGE - self._common)
 
     def fold(self, q_TQD: Tensor) -> None:
         """Queries to rows; zeros behind the last, which the library gets too."""
@@ -208,8 +208,8 @@ class _Segment:
         plan, tile = self._plan, self._owner._tile
         band_page = max(0, self._first - plan.window_pages)
         count = self._last + 1 - band_page
-        band_2KND = _view(self._owner._band, 2, self._heads, count * PAGE_TOKENS, plan.head_dim)
-        limit = self._start + self._tokens - band_page * PAGE_TOKENS
+        band_2KND = _view(self._owner._band, 2, self._heads, count * PAGE, plan.head_dim)
+        limit = self._start + self._tokens - band_page * PAGE
         if isinstance(history, Bf16History):
             copy_pages(history.pages, table, band_2KND, Pages(band_page, count, self._head, self._heads), limit)
         else:
@@ -228,8 +228,8 @@ class _Segment:
             self._start,
             self._common,
             self._own_KND.shape[2],
-            band_page * PAGE_TOKENS,
-            count * PAGE_TOKENS,
+            band_page * PAGE,
+            count * PAGE,
             self._head,
             out_TQD.stride(0),
             HEADS=self._heads,
@@ -269,10 +269,10 @@ class _Segment:
 
     def _covered(self, token: int) -> int:
         """Keys that the library takes for queries from `token` on."""
-        return max(0, token - self._plan.window_pages * PAGE_TOKENS) // GRID * GRID
+        return max(0, token - self._plan.window_pages * PAGE) // GRID * GRID
 
     def _pages(self, token: int, count: int) -> Pages:
-        return Pages(token // PAGE_TOKENS, count // PAGE_TOKENS, self._head, self._heads)
+        return Pages(token // PAGE, count // PAGE, self._head, self._heads)
 
     def _unpacked(self, tokens: int) -> Tensor:
         return _view(self._owner._history, 2, self._heads, tokens, self._plan.head_dim)

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kakera.schedule.request import ENGINE_ERROR, Sampling, TokenLogprob
-
-PAGE = 64
+from kakera.contract.events import ENGINE_ERROR, TokenLogprob
+from kakera.contract.request import Sampling
 
 
 @dataclass(frozen=True)

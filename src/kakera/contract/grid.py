@@ -1,0 +1,8 @@
+"""The grid that everything lies on: a KV page, a chunk of the GDN scan and the distance of checkpoints are one number.
+
+Splitting the scan at its multiples is exact in float32, so that chunked, resumed and whole prompts have the same bits.
+"""
+
+from __future__ import annotations
+
+PAGE = 64  # tokens, at absolute positions
