@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kakera.contract.request import Boundary, Request, Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput, Segment, StepPlan
 from kakera.plan.budget import make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan, Wishes
@@ -90,21 +90,26 @@ class World:
 
     def watch(self) -> World:
         """Keep what every request holds when it is sampled for the first time."""
-        original = self.runner._draw
+        original, execute = self.runner._draw, self.runner.execute
+        rows: dict[str, Segment] = {}
 
-        def draw(rows: Sequence[Row], logits_RV: Tensor):
-            for i, row in enumerate(rows):
-                if len(row.context) == row.prompt_tokens:
-                    self.seen[row.request_id] = self._look(row, logits_RV[i].clone())
-            return original(rows, logits_RV)
+        def draw(inputs: Sequence[SamplingInput], logits_RV: Tensor):
+            for i, given in enumerate(inputs):
+                if given.generated == 0:
+                    self.seen[given.request_id] = self._look(rows[given.request_id], logits_RV[i].clone())
+            return original(inputs, logits_RV)
 
-        self.runner._draw = draw  # type: ignore[method-assign]
+        def noted(plan: StepPlan, *sampling):
+            rows.update({row.request_id: row for row in plan.rows})
+            return execute(plan, *sampling)
+
+        self.runner._draw, self.runner.execute = draw, noted  # type: ignore[method-assign]
         return self
 
-    def _look(self, row: Row, logits_V: Tensor) -> Seen:
+    def _look(self, row: Segment, logits_V: Tensor) -> Seen:
         states = self.runner.states
         return Seen(
-            self.runner.kv.read_pages(row.pages),
+            self.runner.kv.read_pages(self.runner.tables.of(row)),
             states.state_LSVKD[:, row.slot].clone(),
             states.conv_LSWC[:, row.slot].clone(),
             logits_V,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 
 
-def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[Row], Tensor, list[Allowed]]:
+def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[SamplingInput], Tensor, list[Allowed]]:
     """Logits are rounded to 1/16 as those of a 16-bit head are, so that many of them are equal."""
     rng = random.Random(seed)
     noise = torch.Generator().manual_seed(seed)
@@ -22,7 +22,7 @@ def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[Row], Tensor, list[
     return made, logits_RV, [_allowed(rng, row, vocabulary) for row in made]
 
 
-def _row(rng: random.Random, index: int, vocabulary: int) -> Row:
+def _row(rng: random.Random, index: int, vocabulary: int) -> SamplingInput:
     def tokens(count: int) -> Sequence[int]:
         return [rng.randrange(vocabulary) for _ in range(rng.randint(0, count))]
 
@@ -47,10 +47,10 @@ def _row(rng: random.Random, index: int, vocabulary: int) -> Row:
     )
     prompt, output = [0, *tokens(30)], tokens(30)
     context = [*prompt, *output, *output[:5]]
-    return Row(f"r{index}", index, (), 0, (), sampling, context, len(prompt), sample=True)
+    return SamplingInput(f"r{index}", sampling, context, len(prompt))
 
 
-def _allowed(rng: random.Random, row: Row, vocabulary: int) -> Allowed:
+def _allowed(rng: random.Random, row: SamplingInput, vocabulary: int) -> Allowed:
     match rng.randrange(8):
         case 0:
             return Allowed(forced=rng.randrange(vocabulary))

@@ -13,7 +13,7 @@ from run_world import World, ask, tokens_of
 
 from kakera.constrain.output import ANYTHING, Outputs
 from kakera.contract.request import Constraint, Sampling, ThinkingBudget
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 from kakera.run.messages import Submit, decode_to_engine, encode
 from kakera.run.sampler import sample_rows
 from kakera.text.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ def test_whatever_the_logits_say_the_text_is_of_the_schema(world, tokenizer, see
     outputs, noise = Outputs(world.runner.outputs._compiler), torch.Generator().manual_seed(seed)
     context, complete = [1, 2, 3], False
     while not complete and END not in context[3:]:
-        row = Row("r", 0, (), 0, (), sampling, context, 3, True)
+        row = SamplingInput("r", sampling, context, 3)
         if (allowed := outputs.allowed(row)) is None:
             break
         token = sample_rows([row], torch.randn(1, 320, generator=noise) * 4, [allowed])[0].token

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 from graph_stand_in import fake_capture, with_graphs, worlds
+from msgspec.structs import replace
 from run_world import World, ask, tokens_of
 
+from kakera.contract.request import Sampling
+from kakera.contract.step import SamplingInput
 from kakera.run import runner
 from kakera.run.store import HostStore
 
@@ -114,9 +116,10 @@ def test_rows_of_which_only_some_ran_ahead_are_refused(tiny_model):
     world = World.build(tiny_model)
     with_graphs(world)
     graphs = world.runner.graphs
-    rows = [replace(row, context=tuple(row.context[:21])) for row in _decode_rows(world)]
+    rows = _decode_rows(world)
+    given = SamplingInput("a", Sampling(max_tokens=9, seed=0), tuple(range(21)), 20)
     graphs.outputs(rows[:1])
-    graphs.run_ahead(rows[:1], torch.tensor([3]))
+    graphs.run_ahead(rows[:1], [given], torch.tensor([3]))
     with pytest.raises(RuntimeError, match="1 of 2 decode rows did not run ahead"):
         graphs.outputs([replace(rows[0], start=rows[0].start + 1), rows[1]])
 
@@ -124,6 +127,6 @@ def test_rows_of_which_only_some_ran_ahead_are_refused(tiny_model):
 def _decode_rows(world: World):
     plans = []
     execute = world.runner.execute
-    world.runner.execute = lambda plan: plans.append(plan) or execute(plan)
+    world.runner.execute = lambda plan, *more: plans.append(plan) or execute(plan, *more)
     world.answer(ask("a", tokens_of(1, 20), 9), ask("b", tokens_of(2, 20), 9))
     return next(plan.decode for plan in plans if len(plan.decode) == 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 from kakera.run.logprobs import LOGPROB_FLOOR, logprobs_of
 from kakera.run.sampler import Sampled, sample_rows
 from kakera.run.sampling_wishes import uniform, wish_of
@@ -21,8 +21,8 @@ from kakera.run.sampling_wishes import uniform, wish_of
 BASE = Sampling(max_tokens=8, seed=7)
 
 
-def row(sampling: Sampling, context: tuple[int, ...] = (0,), prompt_tokens: int = 1) -> Row:
-    return Row("r", 0, context[-1:], len(context) - 1, (0,), sampling, context, prompt_tokens, sample=True)
+def row(sampling: Sampling, context: tuple[int, ...] = (0,), prompt_tokens: int = 1) -> SamplingInput:
+    return SamplingInput("r", sampling, context, prompt_tokens)
 
 
 def choose(sampling: Sampling, logits: list[float] | torch.Tensor, **kwargs) -> int:

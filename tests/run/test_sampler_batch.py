@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 from kakera.plan.sizes import SAMPLER_COPIES
 from kakera.run.ranking import PIECE_ROWS, top_ids
 from kakera.run.sampler import SORTED_ROWS, collect, launch, sample_rows
@@ -31,7 +31,7 @@ def wishes_of(rows, allowed, vocabulary=VOCABULARY):
     return [wish_of(row, may, vocabulary) for row, may in zip(rows, allowed, strict=True)]
 
 
-def neighbours(row: Row, logits_V: torch.Tensor, allowed: Allowed) -> set[int]:
+def neighbours(row: SamplingInput, logits_V: torch.Tensor, allowed: Allowed) -> set[int]:
     """What the definition in floats gives within its rounding: of the sums, and so of where a filter cuts."""
     s, found = row.sampling, set()
     noise = uniform(s.seed, s.choice, len(row.context))
@@ -102,7 +102,7 @@ def test_equal_values_rank_by_their_ids(values):
 
 
 def test_a_mask_that_is_too_short_or_too_long_allows_nothing_beyond():
-    greedy = Row("r", 0, (), 0, (), Sampling(max_tokens=9, seed=1, temperature=0.0), [0], 1, sample=True)
+    greedy = SamplingInput("r", Sampling(max_tokens=9, seed=1, temperature=0.0), [0], 1)
     logits_RV = torch.arange(20.0).repeat(2, 1)
     short, long = Allowed(bits=b"\xff"), Allowed(bits=b"\xff\xff\x07\xff\xff")
     assert [s.token for s in sample_rows([greedy] * 2, logits_RV, [short, long])] == [7, 18]
@@ -140,7 +140,7 @@ def test_launching_never_waits_for_a_value():
 
 def test_a_greedy_batch_ranks_nothing():
     greedy = Sampling(max_tokens=9, seed=1, temperature=0.0, frequency_penalty=0.5)
-    rows = [Row(f"r{i}", i, (), 0, (), greedy, [1, 2, 3], 1, sample=True) for i in range(4)]
+    rows = [SamplingInput(f"r{i}", greedy, [1, 2, 3], 1) for i in range(4)]
     with Watch() as watch:
         launch(wishes_of(rows, [ANYTHING] * 4), torch.randn(4, VOCABULARY))
     assert "aten::argmax" in watch.names

@@ -6,7 +6,7 @@ state saved at the wrong place fails the test at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kakera.cache.prefix import PrefixCache
 from kakera.contract.events import TokenLogprob
@@ -18,11 +18,14 @@ from kakera.contract.step import (
     PromotePages,
     ResetSlot,
     RestoreCheckpoint,
-    Row,
     RowResult,
+    SamplingInput,
     SaveSink,
+    Segment,
     StepPlan,
     StepResult,
+    decode_plan,
+    encode_plan,
 )
 
 Prefix = tuple[int, ...]
@@ -35,8 +38,15 @@ def next_token(context: Prefix) -> int:
 
 
 class FakeRunner:
-    def __init__(self, cache: PrefixCache, seconds: Callable[[StepPlan], float] = lambda plan: 0.01) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        context_of: Callable[[str], Prefix],
+        seconds: Callable[[StepPlan], float] = lambda plan: 0.01,
+    ) -> None:
+        """`context_of`: what a request's tokens really are, to hold plans against."""
         self.cache = cache
+        self.context_of = context_of
         self.seconds = seconds
         self.pages: dict[int, Prefix] = {}  # page -> all tokens up to the last one written into it
         self.host_pages: dict[int, Prefix] = {}
@@ -44,15 +54,21 @@ class FakeRunner:
         self.sinks: dict[int, Prefix] = {}
         self.slot_sinks: dict[int, Prefix] = {}
         self.checkpoints: dict[int, Prefix] = {}
+        self.tables: dict[int, list[int]] = {}  # slot -> the pages that plans have named
         self.failing: set[str] = set()  # request ids whose next row fails
         self.computed_tokens = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] | None = None) -> StepResult:
+        plan = decode_plan(encode_plan(plan))  # as another rank would get it
         for action in plan.before:
             self.apply(action)
+        for row in plan.rows:
+            assert len(self.tables[row.slot]) >= row.known_pages, "a row builds on pages that its slot never got"
+            self.tables[row.slot][row.known_pages :] = row.new_pages
+            assert len(self.tables[row.slot]) == row.page_count
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows in one slot"
         self.check_exclusive_writes(plan)
-        results = tuple(self.run(row) for row in plan.rows)
+        results = tuple(self.run(row, (sampling or {}).get(row.request_id)) for row in plan.rows)
         for action in plan.after:
             self.apply(action)
         return StepResult(plan.step, results, self.seconds(plan))
@@ -61,11 +77,13 @@ class FakeRunner:
         match action:
             case ResetSlot(slot):
                 self.states[slot] = ()
+                self.tables[slot] = []
                 self.slot_sinks[slot] = ()
             case RestoreCheckpoint(slot, checkpoint, position, sink):
                 state = self.checkpoints[checkpoint]
                 assert len(state) == position and position % PAGE == 0
                 self.states[slot] = state
+                self.tables[slot] = []
                 if self.cache.sizes.windowed:
                     assert sink is not None and self.sinks[sink] == state[:PAGE], "the sink of another prefix"
                     self.slot_sinks[slot] = self.sinks[sink]
@@ -88,24 +106,25 @@ class FakeRunner:
                     del self.host_pages[host]
 
     def check_exclusive_writes(self, plan: StepPlan) -> None:
-        written = [page for row in plan.rows for page in row.pages[row.start // PAGE :]]
+        written = [page for row in plan.rows for page in self.tables[row.slot][row.start // PAGE :]]
         assert len(written) == len(set(written)), "two rows write one page"
         cached = {node.device for node in self.cache.tree.nodes()}
         assert not cached.intersection(written), "a row writes a page of the tree"
 
-    def run(self, row: Row) -> RowResult:
-        end = row.start + len(row.tokens)
-        context = tuple(row.context)
-        assert row.tokens == context[row.start : end] and row.tokens and len(row.pages) == (end + PAGE - 1) // PAGE
+    def run(self, row: Segment, given: SamplingInput | None) -> RowResult:
+        end, pages = row.end, self.tables[row.slot]
+        context = self.context_of(row.request_id)
+        assert row.tokens and row.tokens == context[row.start : end]
         assert self.states[row.slot] == context[: row.start], "the slot holds another prefix"
-        for i, page in enumerate(row.pages[: (row.start + PAGE - 1) // PAGE]):
+        assert given is None or tuple(given.context) == context
+        for i, page in enumerate(pages[: (row.start + PAGE - 1) // PAGE]):
             assert self.pages[page] == context[: min((i + 1) * PAGE, row.start)], "a page holds another prefix"
         if row.request_id in self.failing:
             self.failing.remove(row.request_id)
             self.states[row.slot] = (-1,)
             return RowResult(row.request_id, error="told to fail")
-        for i in range(row.start // PAGE, len(row.pages)):
-            self.pages[row.pages[i]] = context[: min((i + 1) * PAGE, end)]
+        for i in range(row.start // PAGE, len(pages)):
+            self.pages[pages[i]] = context[: min((i + 1) * PAGE, end)]
         self.states[row.slot] = context[:end]
         if row.start < PAGE:
             self.slot_sinks[row.slot] = context[: min(end, PAGE)]
@@ -114,20 +133,20 @@ class FakeRunner:
             assert save.checkpoint not in self.checkpoints
             self.checkpoints[save.checkpoint] = context[: save.position]
         self.computed_tokens += len(row.tokens)
-        return self.answer(row, context, end)
+        return self.answer(row, given)
 
-    def answer(self, row: Row, context: Prefix, end: int) -> RowResult:
-        echo: tuple[TokenLogprob, ...] = ()
-        if row.sampling.prompt_logprobs is not None:
-            targets = context[row.start + 1 : min(end + 1, row.prompt_tokens)]
-            echo = tuple(TokenLogprob(token, -1.0) for token in targets)
-        if not row.sample:
+    def answer(self, row: Segment, given: SamplingInput | None) -> RowResult:
+        if given is None:
+            assert row.sampled == row.scored == 0
+            return RowResult(row.request_id)
+        targets = given.context[row.start + 1 : row.start + 1 + row.scored]
+        echo = tuple(TokenLogprob(token, -1.0) for token in targets)
+        if not row.sampled:
             return RowResult(row.request_id, prompt_logprobs=echo)
-        assert end == len(context)
-        token = next_token(context)
-        generated = end - row.prompt_tokens
-        if generated < row.sampling.min_tokens:
-            while token in row.sampling.stop_token_ids:
+        assert row.end == len(given.context)
+        token = next_token(tuple(given.context))
+        if given.generated < given.sampling.min_tokens:
+            while token in given.sampling.stop_token_ids:
                 token = (token + 1) % VOCAB
         return RowResult(row.request_id, (token,), (TokenLogprob(token, -0.5),), echo)
 

@@ -16,19 +16,20 @@ from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.constrain.compiler import Compiler
 from kakera.constrain.output import Outputs
+from kakera.contract.grid import pages_for
 from kakera.errors import UsageError
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.ops.gdn_step import can_step
-from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import CUDA_OVERHEADS, STAGED_CHECKPOINTS, margin
 from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs
+from kakera.run.page_tables import PageTables
 from kakera.run.pinned_store import PinnedStore, pinned_segments
 from kakera.run.runner import TorchRunner
 from kakera.run.side_stream import SideStream
@@ -96,14 +97,13 @@ def build_engine(
     compiler = Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos)
     if grammars:
         compiler.prepare()
-    graphs = None
-    if has_graphs(plan.spec, kv, dtype, device):
-        graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
+    tables = PageTables(plan.slots, pages_for(plan.context), device)
+    graphs = DecodeGraphs(model, kv, states, tables) if has_graphs(plan.spec, kv, dtype, device) else None
     store: Store = HostStore(shape, kv, states)
     if segments is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
         store = PinnedStore(shape, kv, states, sizes, segments.result(), STAGED_CHECKPOINTS, side)
-    runner = TorchRunner(model, kv, states, store, Outputs(compiler), graphs)
+    runner = TorchRunner(model, kv, states, store, tables, Outputs(compiler), graphs)
     if device.type == "cuda":
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):

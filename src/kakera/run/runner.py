@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
+import msgspec
 import torch
 from torch import Tensor
 
@@ -21,9 +21,10 @@ from kakera.contract.step import (
     PromotePages,
     ResetSlot,
     RestoreCheckpoint,
-    Row,
     RowResult,
+    SamplingInput,
     SaveSink,
+    Segment,
     StepPlan,
     StepResult,
 )
@@ -33,7 +34,9 @@ from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.sizes import HEAD_PIECE_ROWS
 from kakera.run.graphs import DecodeGraphs
+from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.logprobs import logprobs_of
+from kakera.run.page_tables import PageTables
 from kakera.run.sampler import Launched, Sampled, collect, launch
 from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
 from kakera.run.store import Store
@@ -53,7 +56,7 @@ class _Staged:
 class _Drawn:
     """Tokens on their way; a result in place of a wish stands for a row that gets none."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SamplingInput, ...]
     wishes: tuple[Wish | RowResult, ...]
     launched: Launched
 
@@ -65,6 +68,7 @@ class TorchRunner:
         kv: KVCache,
         states: StatePool,
         store: Store,
+        tables: PageTables,
         outputs: Outputs,
         graphs: DecodeGraphs | None = None,
     ):
@@ -73,12 +77,13 @@ class TorchRunner:
         self.kv = kv
         self.states = states
         self.store = store
+        self.tables = tables
         self.outputs = outputs
         self.graphs = graphs
         self.device = states.state_LSVKD.device
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
         """Run one step. A forward pass that raises fails every row of the step, because their live states may have been
         updated in some layers and not in others; requests without a row in it go on. A row that fails behind the
         layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more.
@@ -89,7 +94,7 @@ class TorchRunner:
         results: tuple[RowResult, ...] = ()
         if plan.rows:
             try:
-                results = self._forward(plan)
+                results = self._forward(plan, sampling)
             except Exception as error:  # whatever it is: the engine outlives it, and says so
                 log.exception("step %d failed", plan.step)
                 touch(self.device)
@@ -100,30 +105,33 @@ class TorchRunner:
             self._apply(action)
         return StepResult(plan.step, results, time.perf_counter() - began)
 
-    def _forward(self, plan: StepPlan) -> tuple[RowResult, ...]:
+    def _forward(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
+        self.tables.update(plan.rows)
         loaded = {action.slot for action in plan.before if isinstance(action, RestoreCheckpoint)}
         if any(row.slot in loaded for row in plan.decode):  # else decode need not wait for what others go on from
             self.store.arrive()
         replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else None
         if self.graphs is None or replayed is None:
-            return self._compute(plan)
+            return self._compute(plan, sampling)
         self._save_behind(plan.decode, replayed.hidden_RH)
-        drawn = self._draw(plan.decode, replayed.logits_RV)
+        drawn = self._draw([sampling[row.request_id] for row in plan.decode], replayed.logits_RV)
         if plan.prefill:
-            beside = self._compute(replace(plan, decode=()))
+            beside = self._compute(msgspec.structs.replace(plan, decode=()), sampling)
         else:
             beside = ()
-            self.graphs.run_ahead(plan.decode, drawn.launched.tokens_R)
+            self.graphs.run_ahead(
+                plan.decode, [sampling[row.request_id] for row in plan.decode], drawn.launched.tokens_R
+            )
         chosen = self._collect(drawn)  # what is not finite in hidden states is not in logits
         return (*(chosen[row.request_id] for row in plan.decode), *beside)
 
-    def _compute(self, plan: StepPlan) -> tuple[RowResult, ...]:
+    def _compute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
         """All rows of the plan, launch by launch."""
         self.store.arrive()
         batch, staged = self._batch(plan)
         hidden_TH = self.model.hidden(batch, self.kv, self.states)
-        sampling = [row for row in plan.rows if row.sample]
-        drawn = self._draw(sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampling else None
+        inputs = [sampling[row.request_id] for row in plan.rows if row.sampled]
+        drawn = self._draw(inputs, self.model.logits(hidden_TH[batch.logit_rows])) if inputs else None
         for item in staged:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
         self._save_behind(plan.decode, [hidden_TH[span.offset + span.count - 1] for span in batch.decode])
@@ -131,13 +139,13 @@ class TorchRunner:
         finite = _finite_spans(hidden_TH, batch.spans)
         rows = zip(plan.rows, batch.spans, finite, strict=True)
         return tuple(
-            self._result(row, hidden_TH[span.rows], chosen.get(row.request_id))
+            self._result(row, sampling, hidden_TH[span.rows], chosen.get(row.request_id))
             if sound
             else RowResult(row.request_id, error="the model produced values that are not finite")
             for row, span, sound in rows
         )
 
-    def _save_behind(self, rows: Sequence[Row], hidden_RH: Iterable[Tensor]) -> None:
+    def _save_behind(self, rows: Sequence[Segment], hidden_RH: Iterable[Tensor]) -> None:
         """Checkpoints at the end of decode rows are what their slots hold now."""
         for row, hidden_H in zip(rows, hidden_RH, strict=True):
             for save in row.saves:
@@ -159,15 +167,13 @@ class TorchRunner:
             inside = [save for save in row.saves if i >= len(plan.decode) or save.position < row.end]
             saves = [_Staged(save.checkpoint, self.store.new_checkpoint(save.position)) for save in inside]
             staged += saves
-            pages = torch.from_numpy(np.array(row.pages, dtype=np.int64)).to(device)
-            spans.append(
-                Span(offset, len(row.tokens), row.start, row.slot, pages, tuple(Save(s.tensors) for s in saves))
-            )
+            into = tuple(Save(each.tensors) for each in saves)
+            spans.append(Span(offset, len(row.tokens), row.start, row.slot, self.tables.of(row), into))
             offset += len(row.tokens)
-            if row.sample:
+            if row.sampled:
                 logit_rows.append(offset - 1)
         tokens = [token for row in plan.rows for token in row.tokens]
-        positions = [p for row in plan.rows for p in range(row.start, row.start + len(row.tokens))]
+        positions = [position for row in plan.rows for position in row.rope_positions]
         batch = Batch(
             tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),
             positions_T=torch.tensor(positions, dtype=torch.int64, device=device),
@@ -177,7 +183,7 @@ class TorchRunner:
         )
         return batch, staged
 
-    def _draw(self, rows: Sequence[Row], logits_RV: Tensor) -> _Drawn:
+    def _draw(self, rows: Sequence[SamplingInput], logits_RV: Tensor) -> _Drawn:
         """Queue the choice of tokens; waits for nothing."""
         wishes = tuple(self._wish(row, logits_RV.shape[-1]) for row in rows)
         known = [NO_WISH if isinstance(wish, RowResult) else wish for wish in wishes]
@@ -191,7 +197,7 @@ class TorchRunner:
             for row, wish, sampled in found
         }
 
-    def _wish(self, row: Row, vocabulary: int) -> Wish | RowResult:
+    def _wish(self, row: SamplingInput, vocabulary: int) -> Wish | RowResult:
         """A row whose grammar can not say what it allows fails; nothing is ever sampled without its mask."""
         try:
             allowed = self.outputs.allowed(row)
@@ -201,7 +207,7 @@ class TorchRunner:
         except Exception as error:  # one request's wishes must not end the others
             return RowResult(row.request_id, error=f"sampling failed: {error}")
 
-    def _took(self, row: Row, sampled: Sampled) -> RowResult:
+    def _took(self, row: SamplingInput, sampled: Sampled) -> RowResult:
         if sampled.error:
             return RowResult(row.request_id, error=f"sampling failed: {sampled.error}")
         try:
@@ -213,30 +219,33 @@ class TorchRunner:
         logprobs = (sampled.logprob,) if sampled.logprob else ()
         return RowResult(row.request_id, (sampled.token,), logprobs, complete=complete)
 
-    def _result(self, row: Row, hidden_NH: Tensor, chosen: RowResult | None) -> RowResult:
-        if chosen is not None and chosen.error:
-            return chosen
+    def _result(
+        self, row: Segment, sampling: Mapping[str, SamplingInput], hidden_NH: Tensor, chosen: RowResult | None
+    ) -> RowResult:
+        if row.scored == 0 or (chosen is not None and chosen.error):
+            return chosen or RowResult(row.request_id)
         try:
-            prompt = self._prompt_logprobs(row, hidden_NH)
+            prompt = self._prompt_logprobs(row, sampling[row.request_id], hidden_NH[: row.scored])
         except Exception as error:
             return RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
         return replace(chosen or RowResult(row.request_id), prompt_logprobs=prompt)
 
-    def _prompt_logprobs(self, row: Row, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
-        """Row i of the segment predicts prompt token start + i + 1."""
-        wanted = row.sampling.prompt_logprobs
-        if wanted is None:
-            return ()
-        targets = row.context[row.start + 1 : min(row.start + len(row.tokens) + 1, row.prompt_tokens)]
+    def _prompt_logprobs(self, row: Segment, given: SamplingInput, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
+        """Hidden state i of the segment predicts prompt token start + i + 1."""
+        targets = given.context[row.start + 1 : row.start + 1 + row.scored]
         found: list[TokenLogprob] = []
-        for piece in range(0, len(targets), HEAD_PIECE_ROWS):
-            logits_RV = self.model.logits(hidden_NH[piece : min(piece + HEAD_PIECE_ROWS, len(targets))])
-            found += logprobs_of(logits_RV, targets[piece : piece + HEAD_PIECE_ROWS], wanted)
+        for piece in range(0, row.scored, HEAD_PIECE_ROWS):
+            logits_RV = self.model.logits(hidden_NH[piece : piece + HEAD_PIECE_ROWS])
+            found += logprobs_of(
+                logits_RV, targets[piece : piece + HEAD_PIECE_ROWS], given.sampling.prompt_logprobs or 0
+            )
         return tuple(found)
 
     def _apply(self, action: Action) -> None:
-        if self.graphs is not None and isinstance(action, ResetSlot | RestoreCheckpoint):
-            self.graphs.forget(action.slot)
+        if isinstance(action, ResetSlot | RestoreCheckpoint):
+            self.tables.forget(action.slot)
+            if self.graphs is not None:
+                self.graphs.forget(action.slot)
         match action:
             case ResetSlot(slot):
                 self.store.arrive()  # a slot may be given again before what was loaded for it has come

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.events import TokenLogprob
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 from kakera.run.logprobs import Logprobs
 from kakera.run.ranking import in_pieces, top_ids
 from kakera.run.sampling_wishes import TOP_BOUND, Wish, flat, wish_of
@@ -52,7 +52,9 @@ class Launched:
     chosen: Download
 
 
-def sample_rows(rows: Sequence[Row], logits_RV: Tensor, allowed: Sequence[Allowed] | None = None) -> list[Sampled]:
+def sample_rows(
+    rows: Sequence[SamplingInput], logits_RV: Tensor, allowed: Sequence[Allowed] | None = None
+) -> list[Sampled]:
     """Choose a token for each row, among those that `allowed` (one entry a row) lets it have, and wait for it.
 
     logits_RV: float32 [rows, vocabulary]. Raises ValueError for wishes about tokens outside the vocabulary.

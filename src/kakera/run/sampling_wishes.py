@@ -11,7 +11,7 @@ import numpy as np
 
 from kakera.constrain.output import Allowed
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 
 TOP_BOUND = 128  # rows with a top_k up to this are drawn from the 128 most likely; others sort the vocabulary
 TEMPERATURES = (1e-30, 1e30)  # float32 can hold these and their inverses
@@ -57,25 +57,25 @@ class Wish:
 NO_WISH = Wish(Sampling(max_tokens=0, seed=0, temperature=0.0))  # holds the place of a row that takes no token
 
 
-def wish_of(row: Row, allowed: Allowed, vocabulary: int) -> Wish:
+def wish_of(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Wish:
     """Raises ValueError for a token id outside the vocabulary: on a GPU it would end the engine, not this row alone."""
     if allowed.forced is not None:
         _check(allowed.forced, allowed.forced, vocabulary)
-        return Wish(row.sampling, forced=allowed.forced)
-    noise = uniform(row.sampling.seed, row.sampling.choice, position=len(row.context))
-    return Wish(row.sampling, noise, changes=_changes(row, allowed, vocabulary), bits=allowed.bits)
+        return Wish(given.sampling, forced=allowed.forced)
+    noise = uniform(given.sampling.seed, given.sampling.choice, position=len(given.context))
+    return Wish(given.sampling, noise, changes=_changes(given, allowed, vocabulary), bits=allowed.bits)
 
 
-def _changes(row: Row, allowed: Allowed, vocabulary: int) -> Changes | None:
+def _changes(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Changes | None:
     """Penalties, bias and the minimum length. None if nothing applies."""
-    s = row.sampling
-    too_early = len(row.context) - row.prompt_tokens < s.min_tokens
+    s = given.sampling
+    too_early = given.generated < s.min_tokens
     banned = [t for t in (*allowed.banned, *(s.stop_token_ids if too_early else ())) if 0 <= t < vocabulary]
     per_use = s.presence_penalty or s.frequency_penalty
     if not (banned or per_use or s.repetition_penalty != 1.0 or s.logit_bias):
         return None
-    seen, _ = _distinct(np.array(row.context if s.repetition_penalty != 1.0 else (), np.int32))
-    used, times = _distinct(np.array(row.context[row.prompt_tokens :] if per_use else (), np.int32))
+    seen, _ = _distinct(np.array(given.context if s.repetition_penalty != 1.0 else (), np.int32))
+    used, times = _distinct(np.array(given.output if per_use else (), np.int32))
     bias: dict[int, float] = {}
     for token, value in s.logit_bias:
         bias[token] = bias.get(token, 0.0) + value

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from kakera.cache.prefix import PrefixCache
 from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
-from kakera.contract.grid import PAGE
+from kakera.contract.grid import PAGE, pages_for
 from kakera.contract.request import Request
-from kakera.contract.step import Row, RowResult, StepPlan, StepResult
+from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
 from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
 from kakera.schedule.budget import PrefillBudget, divide
@@ -70,7 +70,8 @@ class Scheduler:
     # Planning
 
     def plan_step(self) -> StepPlan | None:
-        """Decide the next step; None if there is nothing to compute. Commit it before planning again."""
+        """Decide the next step; None if there is nothing to compute. Commit it before planning again. What its tokens
+        are chosen by: `sampling_of`."""
         assert self._in_flight is None, "plan_step before the last plan was committed"
         running = len(self.running)
         decode = [self._row(s, len(s.tokens)) for s in self.running.oldest_first() if s.decoding and self._has_page(s)]
@@ -86,7 +87,12 @@ class Scheduler:
         self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after)
         return self._in_flight
 
-    def _segments(self, prompts: list[Sequence], shares: list[int]) -> list[Row]:
+    def sampling_of(self, plan: StepPlan) -> dict[str, SamplingInput]:
+        """By request, for rows that are sampled or scored. Beside the plan, because it holds what lives on here."""
+        running = (self.running.get(row.request_id) for row in plan.rows if row.sampled or row.scored)
+        return {sequence.id: sequence.sampling_input() for sequence in running if sequence is not None}
+
+    def _segments(self, prompts: list[Sequence], shares: list[int]) -> list[Segment]:
         """Rows of the prompts' shares, cut where the step would save more than it may."""
         rows, left = [], self.limits.saves
         for sequence, share in zip(prompts, shares, strict=True):
@@ -96,20 +102,20 @@ class Scheduler:
                 rows.append(self._row(sequence, end))
         return rows
 
-    def _row(self, sequence: Sequence, end: int) -> Row:
-        lease, sampling = sequence.lease, sequence.request.sampling
+    def _row(self, sequence: Sequence, end: int) -> Segment:
+        lease = sequence.lease
         assert lease is not None
         saves = sequence.take_saves(end) if self.cache.can_save else []
-        return Row(
+        known_pages, new_pages = lease.send(pages_for(end))
+        return Segment(
             request_id=sequence.id,
             slot=lease.slot,
             tokens=tuple(sequence.tokens[sequence.computed : end]),
             start=sequence.computed,
-            pages=lease.pages[: (end + PAGE - 1) // PAGE],
-            sampling=sampling,
-            context=sequence.tokens,
-            prompt_tokens=sequence.prompt_tokens,
-            sample=end == len(sequence.tokens) and sampling.max_tokens > 0,
+            known_pages=known_pages,
+            new_pages=new_pages,
+            sampled=int(end == len(sequence.tokens) and sequence.request.sampling.max_tokens > 0),
+            scored=sequence.scored(end),
             saves=self.cache.reserve(lease, saves),
         )
 
@@ -153,7 +159,7 @@ class Scheduler:
                 self._end(sequence, "abort")
         return self.take_events()
 
-    def _commit_row(self, sequence: Sequence, row: Row, result: RowResult | None) -> None:
+    def _commit_row(self, sequence: Sequence, row: Segment, result: RowResult | None) -> None:
         lease = sequence.lease
         assert lease is not None
         if result is None or result.error:

@@ -12,7 +12,7 @@ from kakera.cache.tree import page_keys
 from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Request, packed
-from kakera.contract.step import Row, RowResult
+from kakera.contract.step import RowResult, SamplingInput, Segment
 from kakera.schedule.loops import LoopGuard
 
 
@@ -72,6 +72,13 @@ class Sequence:
     def wants_echo(self) -> bool:
         return self.request.sampling.prompt_logprobs is not None and not self.echoed
 
+    def scored(self, end: int) -> int:
+        """How many tokens of a row up to `end` have successors in the prompt, where the request wants an echo."""
+        return max(0, min(end, self.prompt_tokens - 1) - self.computed) if self.wants_echo else 0
+
+    def sampling_input(self) -> SamplingInput:
+        return SamplingInput(self.id, self.request.sampling, self.tokens, self.prompt_tokens)
+
     def start(self, lease: Lease, match: Match, now: float) -> None:
         """Admitted: the state after `match.position` tokens is about to be in the slot."""
         self.lease = lease
@@ -114,7 +121,7 @@ class Sequence:
             passed.append((end, "rolling"))
         return passed
 
-    def advance(self, row: Row, result: RowResult, context: int) -> tuple[list[int], FinishReason | None]:
+    def advance(self, row: Segment, result: RowResult, context: int) -> tuple[list[int], FinishReason | None]:
         """Take in what a row yielded: the tokens that count, and the reason if the sequence ends with them."""
         decoding = self.decoding
         known = len(self.tokens)
