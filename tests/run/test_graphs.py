@@ -10,10 +10,10 @@ from graph_stand_in import fake_capture, with_graphs, worlds
 from msgspec.structs import replace
 from run_world import World, ask, tokens_of
 
-from kakera.contract.request import Sampling
-from kakera.contract.step import SamplingInput
+from kakera.contract.step import Segment
 from kakera.run import runner
 from kakera.run.store import HostStore
+from kakera.schedule.ahead import followers
 
 
 def drive(world: World, seed: int) -> dict[str, tuple[list[int], str]]:
@@ -112,21 +112,37 @@ def test_graphs_of_all_sizes_leave_their_outputs_in_one_place(tiny_model, monkey
     assert torch.equal(outputs[0].logits_RV[0], outputs[7].logits_RV[0])
 
 
-def test_rows_of_which_only_some_ran_ahead_are_refused(tiny_model):
+@pytest.mark.parametrize("most", [8, 2], ids=["a graph for all", "of three rows none"])
+def test_rows_that_pause_or_join_are_computed_once(tiny_model, monkeypatch, most):
+    """Some ran ahead, others are computed beside them, by a replay or launch by launch."""
+    plain, replayed = (World.build(tiny_model) for _ in range(2))
+    made = with_graphs(replayed, most)
+    requests = [ask(f"r{i}", tokens_of(i, 20 + 9 * i), 60) for i in range(3)]
+    wanted = [one.tokens for one in plain.answer(*requests)]
+    rng, scheduler, paused = random.Random(3), replayed.engine.scheduler, set()
+    all_of, joined = scheduler._decoding, []
+
+    def decoding():
+        paused.clear()
+        paused.update(s.id for s in all_of() if rng.random() < 0.2)
+        chosen = [s for s in all_of() if s.ahead or s.id not in paused] or all_of()
+        joined.append(len({s.ahead for s in chosen}) == 2)
+        return chosen
+
+    scheduler._decoding = decoding
+    monkeypatch.setattr("kakera.schedule.scheduler.followers", lambda rows, last: followers(rows, {*last, *paused}))
+    assert [one.tokens for one in replayed.answer(*requests)] == wanted
+    assert sum(joined) > 5 and sum(one.replays for one in made) > 20
+    replayed.check_idle()
+
+
+def test_rows_that_were_left_out_of_the_next_plan_are_void_and_fail_nobody(tiny_model):
     world = World.build(tiny_model)
-    with_graphs(world)
-    graphs = world.runner.graphs
-    rows = _decode_rows(world)
-    given = SamplingInput("a", Sampling(max_tokens=9, seed=0), tuple(range(21)), 20)
-    graphs.outputs(rows[:1])
-    graphs.run_ahead(rows[:1], [given], torch.tensor([3]))
-    with pytest.raises(RuntimeError, match="1 of 2 decode rows did not run ahead"):
-        graphs.outputs([replace(rows[0], start=rows[0].start + 1), rows[1]])
-
-
-def _decode_rows(world: World):
-    plans = []
-    execute = world.runner.execute
-    world.runner.execute = lambda plan, *more: plans.append(plan) or execute(plan, *more)
-    world.answer(ask("a", tokens_of(1, 20), 9), ask("b", tokens_of(2, 20), 9))
-    return next(plan.decode for plan in plans if len(plan.decode) == 2)
+    (one, *_), graphs = with_graphs(world), world.runner.graphs
+    rows = [Segment(name, slot, (5,), 20, 0, (slot,), sampled=1) for slot, name in enumerate("ab")]
+    world.runner.tables.update(rows)
+    graphs.outputs(rows)
+    graphs.run_ahead(rows, [0, 1], torch.tensor([3, 4]))
+    found, outputs = graphs.outputs([replace(rows[1], start=21)])
+    assert found == [replace(rows[1], start=21)] and len(outputs.logits_RV) == 1 and one.replays == 0
+    assert graphs.outputs([replace(rows[0], start=21)])[1] is not None and one.replays == 1

@@ -55,6 +55,7 @@ class FakeRunner:
         self.slot_sinks: dict[int, Prefix] = {}
         self.checkpoints: dict[int, Prefix] = {}
         self.tables: dict[int, list[int]] = {}  # slot -> the pages that plans have named
+        self.ahead: dict[int, tuple[str, int]] = {}  # slot -> whose row has been computed already, and its start
         self.failing: set[str] = set()  # request ids whose next row fails
         self.computed_tokens = 0
 
@@ -69,6 +70,9 @@ class FakeRunner:
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows in one slot"
         self.check_exclusive_writes(plan)
         results = tuple(self.run(row, (sampling or {}).get(row.request_id)) for row in plan.rows)
+        assert not (plan.may_follow and plan.prefill)
+        for i in plan.may_follow:
+            self.run_ahead(plan.decode[i], results[i])
         for action in plan.after:
             self.apply(action)
         return StepResult(plan.step, results, self.seconds(plan))
@@ -76,12 +80,14 @@ class FakeRunner:
     def apply(self, action: Action) -> None:
         match action:
             case ResetSlot(slot):
+                self.ahead.pop(slot, None)
                 self.states[slot] = ()
                 self.tables[slot] = []
                 self.slot_sinks[slot] = ()
             case RestoreCheckpoint(slot, checkpoint, position, sink):
                 state = self.checkpoints[checkpoint]
                 assert len(state) == position and position % PAGE == 0
+                self.ahead.pop(slot, None)
                 self.states[slot] = state
                 self.tables[slot] = []
                 if self.cache.sizes.windowed:
@@ -115,10 +121,12 @@ class FakeRunner:
         end, pages = row.end, self.tables[row.slot]
         context = self.context_of(row.request_id)
         assert row.tokens and row.tokens == context[row.start : end]
-        assert self.states[row.slot] == context[: row.start], "the slot holds another prefix"
+        ahead = self.ahead.pop(row.slot, None) == (row.request_id, row.start)
+        assert self.states[row.slot] == context[: end if ahead else row.start], "the slot holds another prefix"
         assert given is None or tuple(given.context) == context
         for i, page in enumerate(pages[: (row.start + PAGE - 1) // PAGE]):
-            assert self.pages[page] == context[: min((i + 1) * PAGE, row.start)], "a page holds another prefix"
+            known = min((i + 1) * PAGE, row.start)
+            assert self.pages[page][:known] == context[:known], "a page holds another prefix"
         if row.request_id in self.failing:
             self.failing.remove(row.request_id)
             self.states[row.slot] = (-1,)
@@ -134,6 +142,16 @@ class FakeRunner:
             self.checkpoints[save.checkpoint] = context[: save.position]
         self.computed_tokens += len(row.tokens)
         return self.answer(row, given)
+
+    def run_ahead(self, row: Segment, result: RowResult) -> None:
+        """The next row, before anybody has seen the token; it needs the page that the plan has brought."""
+        if not result.error:
+            (token,), page = result.tokens, self.tables[row.slot][row.end // PAGE]
+            self.states[row.slot] += (token,)
+            self.pages[page] = self.states[row.slot][: (row.end // PAGE + 1) * PAGE]
+            if row.end < PAGE:
+                self.slot_sinks[row.slot] = self.states[row.slot]
+            self.ahead[row.slot] = row.request_id, row.end
 
     def answer(self, row: Segment, given: SamplingInput | None) -> RowResult:
         if given is None:

@@ -116,13 +116,15 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):
-    """`decode` rows come first in a step's results, too."""
+    """One step. `may_follow`: indices of `decode` rows whose next step may be launched before this one's tokens are
+    known; the next plan has each of them, with the token that it yields, unless its slot has been given up."""
 
     step: int
     before: tuple[Action, ...] = ()
     decode: tuple[Segment, ...] = ()
     prefill: tuple[Segment, ...] = ()
     after: tuple[Action, ...] = ()
+    may_follow: tuple[int, ...] = ()
 
     @property
     def rows(self) -> tuple[Segment, ...]:

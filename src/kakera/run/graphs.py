@@ -16,8 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kakera.contract.grid import PAGE
-from kakera.contract.step import SamplingInput, Segment
+from kakera.contract.step import Segment
 from kakera.kv.cache import KVCache
 from kakera.model.batch import Batch, SingleTokens, Span
 from kakera.model.qwen3_5 import HybridModel
@@ -89,32 +88,40 @@ class DecodeGraphs:
         """Of the largest step that has a graph."""
         return len(self._captured)
 
-    def outputs(self, rows: Sequence[Segment]) -> ForwardOutput | None:
-        """Of a step's decode rows, by a replay, or by the one that ran ahead; None if no graph is for such rows. Waits
-        for nothing; all replays before must have been waited for. Raises RuntimeError if only some rows ran ahead."""
+    def outputs(self, rows: Sequence[Segment]) -> tuple[Sequence[Segment], ForwardOutput | None]:
+        """Of a step's decode rows: by the replay that ran ahead, or by one now. Returns for which rows, and their
+        outputs in the same order; the others have no graph. Waits for nothing; all replays before must have been
+        waited for. What ran ahead of a row that is not here is void."""
         ahead, self._ahead = self._ahead, {}
-        if not 0 < len(rows) <= self.rows or any(len(row.tokens) != 1 for row in rows):
-            return None
-        places = [ahead.get((row.request_id, row.slot, row.start)) for row in rows]
-        if all(place is None for place in places):
-            return self._replay(rows)
+        followed = [row for row in rows if _key(row) in ahead]
+        late = [row for row in rows if _key(row) not in ahead]
+        fits = 0 < len(late) <= self.rows and all(len(row.tokens) == 1 for row in late)
+        if not followed:
+            return (late, self._replay(late)) if fits else ((), None)
+        found = self._taken([ahead[_key(row)] for row in followed], fits)
+        if not fits:
+            return followed, found
+        replayed = self._replay(late)
+        return [*followed, *late], ForwardOutput(*(torch.cat(pair) for pair in zip(found, replayed, strict=True)))
+
+    def _taken(self, places: list[int], copied: bool) -> ForwardOutput:
+        """These of the outputs that ran ahead; `copied`: they outlive the next replay."""
         found = self._found
         assert found is not None
-        if places == list(range(len(found.hidden_RH))):
+        if places == list(range(len(found.hidden_RH))) and not copied:
             return found
-        if None in places:  # their states are ahead: neither can be computed again, and no scheduler asks for it
-            raise RuntimeError(f"{places.count(None)} of {len(rows)} decode rows did not run ahead with the others")
         index_R = torch.tensor(places, device=found.hidden_RH.device)
         return ForwardOutput(found.hidden_RH[index_R], found.logits_RV[index_R])
 
-    def run_ahead(self, rows: Sequence[Segment], given: Sequence[SamplingInput], tokens_R: Tensor) -> None:
-        """Launch the step behind `rows`, whose outputs were the last taken, with the tokens [R] chosen from them. Does
-        nothing if a row needs a page that it does not have yet, or if all of them end by their length now."""
-        ends = [each.generated + 1 >= each.sampling.max_tokens for each in given]
-        if all(ends) or any(row.end % PAGE == 0 for row in rows):
+    def run_ahead(self, rows: Sequence[Segment], places: list[int], tokens_R: Tensor) -> None:
+        """Launch the step behind `rows`, which are among those whose outputs were the last taken; the token chosen from
+        row i's is tokens_R[places[i]]. Does nothing without a graph of so many."""
+        if len(rows) > self.rows:
             return
-        self._send_numbers([(0, row.rope_positions[0] + 1, row.start + 1, row.slot) for row in rows])
-        self._numbers_4R[0, : len(rows)] = tokens_R
+        numbers = zip(places, rows, strict=True)
+        self._send_numbers([(i, row.rope_positions[0] + 1, row.start + 1, row.slot) for i, row in numbers])
+        into_R = self._numbers_4R[0, : len(rows)]
+        into_R.copy_(tokens_R if places == list(range(len(tokens_R))) else tokens_R[into_R])
         captured = self._captured[len(rows) - 1]
         captured.graph.replay()
         self._found = captured.outputs
@@ -153,3 +160,7 @@ class DecodeGraphs:
         batch = Batch(tokens_R, rope_R, decode=spans, prefill=(), logit_rows=slots_R, singles=singles)
         hidden_RH = self._model.hidden(batch, self._kv, self._states)
         return ForwardOutput(hidden_RH, self._model.logits(hidden_RH))
+
+
+def _key(row: Segment) -> _Key:
+    return row.request_id, row.slot, row.start

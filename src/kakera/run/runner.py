@@ -110,20 +110,20 @@ class TorchRunner:
         loaded = {action.slot for action in plan.before if isinstance(action, RestoreCheckpoint)}
         if any(row.slot in loaded for row in plan.decode):  # else decode need not wait for what others go on from
             self.store.arrive()
-        replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else None
+        rows, replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else ((), None)
         if self.graphs is None or replayed is None:
             return self._compute(plan, sampling)
-        self._save_behind(plan.decode, replayed.hidden_RH)
-        drawn = self._draw([sampling[row.request_id] for row in plan.decode], replayed.logits_RV)
-        if plan.prefill:
-            beside = self._compute(msgspec.structs.replace(plan, decode=()), sampling)
-        else:
-            beside = ()
-            self.graphs.run_ahead(
-                plan.decode, [sampling[row.request_id] for row in plan.decode], drawn.launched.tokens_R
-            )
+        self._save_behind(rows, replayed.hidden_RH)
+        drawn = self._draw([sampling[row.request_id] for row in rows], replayed.logits_RV)
+        places = {row.request_id: i for i, row in enumerate(rows)}
+        others = tuple(row for row in plan.decode if row.request_id not in places)
+        if plan.may_follow and not others:
+            following = [plan.decode[i] for i in plan.may_follow]
+            self.graphs.run_ahead(following, [places[row.request_id] for row in following], drawn.launched.tokens_R)
+        rest = msgspec.structs.replace(plan, decode=others)
+        beside = self._compute(rest, sampling) if rest.rows else ()
         chosen = self._collect(drawn)  # what is not finite in hidden states is not in logits
-        return (*(chosen[row.request_id] for row in plan.decode), *beside)
+        return (*(chosen[row.request_id] for row in rows), *beside)
 
     def _compute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
         """All rows of the plan, launch by launch."""

@@ -15,6 +15,7 @@ from kakera.contract.request import Request
 from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
 from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
+from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
@@ -74,18 +75,34 @@ class Scheduler:
         are chosen by: `sampling_of`."""
         assert self._in_flight is None, "plan_step before the last plan was committed"
         running = len(self.running)
-        decode = [self._row(s, len(s.tokens)) for s in self.running.oldest_first() if s.decoding and self._has_page(s)]
+        decode = [self._row(s, len(s.tokens)) for s in self._decoding() if self._has_page(s)]
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
             self.admission.admit(self.waiting, self.running)
         prompts = self.running.prefilling()
         shares = divide(self.budget.tokens(len(decode)), [s.target - s.computed for s in prompts], self._steps)
         prefill = self._segments(prompts, shares)
+        may_follow = self._let_ahead(decode, bool(prefill))
         if not decode and not prefill:
             return None
         self._steps += 1
         before, after = self.cache.take_actions(), self.cache.sink_actions()
-        self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after)
+        self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after, may_follow)
         return self._in_flight
+
+    def _decoding(self) -> list[Sequence]:
+        """Who decodes in the next step, oldest first. Whoever was let ahead is among them."""
+        return [sequence for sequence in self.running.oldest_first() if sequence.decoding]
+
+    def _let_ahead(self, decode: list[Segment], beside_prompts: bool) -> tuple[int, ...]:
+        rows = {row.request_id: i for i, row in enumerate(decode)}
+        running = self.running.oldest_first()
+        left_out = [sequence.id for sequence in running if sequence.ahead and sequence.id not in rows]
+        assert not left_out, f"{left_out} were let ahead: their states are a token further than what is planned"
+        last = {sequence.id for sequence in running if sequence.is_last_token(self.limits.context)}
+        may_follow = () if beside_prompts else followers(decode, last)
+        for sequence in running:
+            sequence.ahead = rows.get(sequence.id) in may_follow
+        return may_follow
 
     def sampling_of(self, plan: StepPlan) -> dict[str, SamplingInput]:
         """By request, for rows that are sampled or scored. Beside the plan, because it holds what lives on here."""

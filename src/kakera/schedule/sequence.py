@@ -40,6 +40,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     echoed: bool = False  # the prompt's log-probabilities were reported
     aborted: bool = False
+    ahead: bool = False  # its next row may have been computed (ahead.py)
     stop_token: int | None = None  # the end token that ended it
     loops: LoopGuard | None = None
 
@@ -92,8 +93,13 @@ class Sequence:
         self.lease = None
         self.computed = self.target = 0
         self.saves = []
+        self.ahead = False
         if not self.echoed:
             self.prompt_logprobs = []
+
+    def is_last_token(self, context: int) -> bool:
+        """Whether the next token ends it, whatever it is."""
+        return self.completion_tokens + 1 >= self.request.sampling.max_tokens or len(self.tokens) + 1 >= context
 
     def add_save(self, position: int, kind: Kind) -> None:
         """One more save point ahead of what is computed; a multiple of PAGE."""
