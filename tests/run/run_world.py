@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kakera.contract.request import Boundary, Request, Sampling
-from kakera.contract.step import SamplingInput, Segment, StepPlan
+from kakera.contract.step import SamplingInput, Segment
 from kakera.plan.budget import make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan, Wishes
@@ -90,20 +90,15 @@ class World:
 
     def watch(self) -> World:
         """Keep what every request holds when it is sampled for the first time."""
-        original, execute = self.runner._draw, self.runner.execute
-        rows: dict[str, Segment] = {}
+        original = self.runner._draw
 
-        def draw(inputs: Sequence[SamplingInput], logits_RV: Tensor):
-            for i, given in enumerate(inputs):
-                if given.generated == 0:
-                    self.seen[given.request_id] = self._look(rows[given.request_id], logits_RV[i].clone())
-            return original(inputs, logits_RV)
+        def draw(rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor):
+            for i, row in enumerate(rows):
+                if sampling[row.request_id].generated == 0:
+                    self.seen[row.request_id] = self._look(row, logits_RV[i].clone())
+            return original(rows, sampling, logits_RV)
 
-        def noted(plan: StepPlan, *sampling):
-            rows.update({row.request_id: row for row in plan.rows})
-            return execute(plan, *sampling)
-
-        self.runner._draw, self.runner.execute = draw, noted  # type: ignore[method-assign]
+        self.runner._draw = draw  # type: ignore[method-assign]
         return self
 
     def _look(self, row: Segment, logits_V: Tensor) -> Seen:

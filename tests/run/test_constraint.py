@@ -78,7 +78,7 @@ def test_rows_of_one_step_keep_to_their_own_grammars(world, tokenizer):
 )
 def test_whatever_the_logits_say_the_text_is_of_the_schema(world, tokenizer, seed, **wishes):
     sampling = Sampling(300, seed, constraint=Constraint(JSON), stop_token_ids=(END,), **wishes)
-    outputs, noise = Outputs(world.runner.outputs._compiler), torch.Generator().manual_seed(seed)
+    outputs, noise = Outputs(world.runner.chooser._outputs._compiler), torch.Generator().manual_seed(seed)
     context, complete = [1, 2, 3], False
     while not complete and END not in context[3:]:
         row = SamplingInput("r", sampling, context, 3)
@@ -157,7 +157,7 @@ def test_a_request_whose_mask_can_not_be_computed_fails_alone(world, tokenizer):
 
 def test_nothing_is_sampled_where_the_chosen_token_breaks_the_grammar(world, monkeypatch):
     """Whatever the sampler does: a token that the matcher refuses is never shown."""
-    outputs: Outputs = world.runner.outputs
+    outputs: Outputs = world.runner.chooser._outputs
     monkeypatch.setattr(outputs, "allowed", lambda row: ANYTHING)
     (answer,) = world.answer(wish("r", 'start: "@@@@"', logit_bias=((5, 100.0),)))
     assert answer.finished.reason == "error" and answer.tokens == []

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from run_world import World, ask, tokens_of
 
 from kakera.contract.step import Segment
-from kakera.run import runner
+from kakera.run import chooser
 from kakera.run.store import HostStore
 from kakera.schedule.ahead import followers
 
@@ -89,8 +89,8 @@ def test_the_next_step_is_launched_before_the_host_has_the_tokens(tiny_model, mo
     world = World.build(tiny_model)
     made = with_graphs(world)
     before: list[int] = []
-    collect = runner.collect
-    monkeypatch.setattr(runner, "collect", lambda launched: before.append(made[0].replays) or collect(launched))
+    collect = chooser.collect
+    monkeypatch.setattr(chooser, "collect", lambda launched: before.append(made[0].replays) or collect(launched))
     world.one(ask("a", tokens_of(1, 60), 8))
     # position 60 is computed in its turn, 61 .. 63 ahead; 64 needs a page; 65, 66 ahead; the eighth token ends it
     assert before == [0, 2, 3, 4, 4, 6, 7, 7]

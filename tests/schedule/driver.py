@@ -40,12 +40,13 @@ class Driver:
         max_waiting=1000,
         seconds=None,
         saves=2**31,
+        drafter=None,
     ):
         host_bytes = int(host * CHECKPOINT_BYTES)
         self.cache = PrefixCache(CacheSizes(pages, host_bytes, CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES, windowed))
         self.clock = Clock()
         limits = Limits(context=context, pages=pages, slots=slots, chunk=chunk, max_waiting=max_waiting, saves=saves)
-        self.scheduler = Scheduler(limits, self.cache, self.clock)
+        self.scheduler = Scheduler(limits, self.cache, self.clock, drafter)
         self.runner = FakeRunner(self.cache, self.context_of, seconds or (lambda plan: 0.01))
         self.plans: list[StepPlan] = []
         self.text: dict[str, list[int]] = defaultdict(list)

@@ -118,30 +118,32 @@ class FakeRunner:
         assert not cached.intersection(written), "a row writes a page of the tree"
 
     def run(self, row: Segment, given: SamplingInput | None) -> RowResult:
-        end, pages = row.end, self.tables[row.slot]
-        context = self.context_of(row.request_id)
-        assert row.tokens and row.tokens == context[row.start : end]
+        pages, drafted = self.tables[row.slot], self.context_of(row.request_id) + row.drafts
+        assert row.tokens and row.tokens == drafted[row.start : row.end] and (not row.drafts or row.end == len(drafted))
         ahead = self.ahead.pop(row.slot, None) == (row.request_id, row.start)
-        assert self.states[row.slot] == context[: end if ahead else row.start], "the slot holds another prefix"
-        assert given is None or tuple(given.context) == context
+        assert self.states[row.slot] == drafted[: row.end if ahead else row.start], "the slot holds another prefix"
+        assert given is None or tuple(given.context) == self.context_of(row.request_id)
         for i, page in enumerate(pages[: (row.start + PAGE - 1) // PAGE]):
             known = min((i + 1) * PAGE, row.start)
-            assert self.pages[page][:known] == context[:known], "a page holds another prefix"
+            assert self.pages[page][:known] == drafted[:known], "a page holds another prefix"
         if row.request_id in self.failing:
             self.failing.remove(row.request_id)
             self.states[row.slot] = (-1,)
             return RowResult(row.request_id, error="told to fail")
         for i in range(row.start // PAGE, len(pages)):
-            self.pages[pages[i]] = context[: min((i + 1) * PAGE, end)]
-        self.states[row.slot] = context[:end]
+            self.pages[pages[i]] = drafted[: min((i + 1) * PAGE, row.end)]
         if row.start < PAGE:
-            self.slot_sinks[row.slot] = context[: min(end, PAGE)]
+            self.slot_sinks[row.slot] = drafted[: min(row.end, PAGE)]
+        result = self.answer(row, given)
+        kept = len(result.tokens) if row.drafts else len(row.tokens)
+        self.states[row.slot] = drafted[: row.start + kept]
         for save in row.saves:
-            assert row.start < save.position <= end and save.position % PAGE == 0
-            assert save.checkpoint not in self.checkpoints
-            self.checkpoints[save.checkpoint] = context[: save.position]
+            assert row.start < save.position <= row.end and save.position % PAGE == 0
+            assert save.checkpoint not in self.checkpoints and (not row.drafts or save.position == row.end)
+            if save.position <= row.start + kept:
+                self.checkpoints[save.checkpoint] = drafted[: save.position]
         self.computed_tokens += len(row.tokens)
-        return self.answer(row, given)
+        return result
 
     def run_ahead(self, row: Segment, result: RowResult) -> None:
         """The next row, before anybody has seen the token; it needs the page that the plan has brought."""
@@ -161,12 +163,20 @@ class FakeRunner:
         echo = tuple(TokenLogprob(token, -1.0) for token in targets)
         if not row.sampled:
             return RowResult(row.request_id, prompt_logprobs=echo)
-        assert row.end == len(given.context)
+        tokens: list[int] = []
+        for i in range(row.sampled):
+            tokens.append(self.choose(given.behind(row.drafts[:i])))
+            if row.drafts[i : i + 1] != (tokens[-1],):
+                break
+        return RowResult(row.request_id, tuple(tokens), tuple(TokenLogprob(token, -0.5) for token in tokens), echo)
+
+    @staticmethod
+    def choose(given: SamplingInput) -> int:
         token = next_token(tuple(given.context))
         if given.generated < given.sampling.min_tokens:
             while token in given.sampling.stop_token_ids:
                 token = (token + 1) % VOCAB
-        return RowResult(row.request_id, (token,), (TokenLogprob(token, -0.5),), echo)
+        return token
 
     def check_stores(self) -> None:
         """Once nothing is pending, the host store holds exactly what the cache believes, at the right prefix."""

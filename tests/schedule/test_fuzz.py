@@ -23,7 +23,9 @@ def conversation_prompt(rng: random.Random) -> tuple[tuple[int, ...], list]:
     return turns, message_ends(*ends, system=len(system))
 
 
-def play(seed: int, pages: int, slots: int, host: float, windowed: bool, steps: int, mishaps: float = 0.1) -> Driver:
+def play(
+    seed: int, pages: int, slots: int, host: float, windowed: bool, steps: int, mishaps: float = 0.1, drafter=None
+) -> Driver:
     rng = random.Random(seed)
     driver = Driver(
         pages=pages,
@@ -32,6 +34,7 @@ def play(seed: int, pages: int, slots: int, host: float, windowed: bool, steps: 
         host=host,
         windowed=windowed,
         saves=rng.choice([1, 2, 2**31]),
+        drafter=drafter,
     )
     wanted: dict[str, tuple] = {}
     for _ in range(steps):

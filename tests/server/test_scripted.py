@@ -69,3 +69,12 @@ def test_a_wrong_script_is_explained(tmp_path, document, message):
     path.write_text(document)
     with pytest.raises(CheckpointError, match=message):
         Script.load(path)
+
+
+def test_drafts_that_are_the_scripts_own_are_kept(tmp_path):
+    runner = ScriptedRunner(load(tmp_path, {"pieces": [5, 6, 7, 8]}))
+    for drafts, tokens in {(6, 7): (5,), (5, 9): (5, 6), (5, 6): (5, 6, 7), (): (5,)}.items():
+        row = Segment("r", 0, (1, *drafts), 0, sampled=1 + len(drafts))
+        given = SamplingInput("r", Sampling(9, 0, logprobs=0), (1,), 1)
+        (result,) = runner.execute(StepPlan(0, decode=(row,)), {"r": given}).rows
+        assert result.tokens == tokens == tuple(each.token for each in result.logprobs)

@@ -81,7 +81,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     A decode row usually has one token; with speculation its last known one and drafts behind it, up to a page border.
     A prefill segment starts on a multiple of PAGE and ends on one, the prompt's tail excepted. `saves` lie in
-    (start, start + len(tokens)].
+    (start, end], those of a decode row at its end: with drafts they are made, and hold, only if all are chosen.
 
     The slot's page table becomes its first `known_pages` entries, which are there already, and `new_pages` behind
     them: as many together as `end` needs. A request that gets a slot brings them all, so `known_pages` is 0 then.
@@ -104,6 +104,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The tokens that are only guessed: all that are sampled behind but the first of them."""
+        return self.tokens[len(self.tokens) - self.sampled + 1 :]
 
     @property
     def page_count(self) -> int:

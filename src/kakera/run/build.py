@@ -27,6 +27,7 @@ from kakera.plan.plan import Plan
 from kakera.plan.sizes import CUDA_OVERHEADS, STAGED_CHECKPOINTS, margin
 from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import StoreSizes
+from kakera.run.chooser import Chooser
 from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs
 from kakera.run.page_tables import PageTables
@@ -103,7 +104,7 @@ def build_engine(
     if segments is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
         store = PinnedStore(shape, kv, states, sizes, segments.result(), STAGED_CHECKPOINTS, side)
-    runner = TorchRunner(model, kv, states, store, tables, Outputs(compiler), graphs)
+    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs)
     if device.type == "cuda":
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):

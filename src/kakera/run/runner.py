@@ -11,8 +11,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from kakera.constrain.compiler import GrammarFailed
-from kakera.constrain.output import Outputs, grammar_failure
 from kakera.contract.events import TokenLogprob
 from kakera.contract.step import (
     Action,
@@ -33,12 +31,11 @@ from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.sizes import HEAD_PIECE_ROWS
+from kakera.run.chooser import Chooser, Drawn
 from kakera.run.graphs import DecodeGraphs
 from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.logprobs import logprobs_of
 from kakera.run.page_tables import PageTables
-from kakera.run.sampler import Launched, Sampled, collect, launch
-from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
 from kakera.run.store import Store
 
 log = logging.getLogger(__name__)
@@ -52,15 +49,6 @@ class _Staged:
     tensors: CheckpointTensors
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """Tokens on their way; a result in place of a wish stands for a row that gets none."""
-
-    rows: tuple[SamplingInput, ...]
-    wishes: tuple[Wish | RowResult, ...]
-    launched: Launched
-
-
 class TorchRunner:
     def __init__(
         self,
@@ -69,7 +57,7 @@ class TorchRunner:
         states: StatePool,
         store: Store,
         tables: PageTables,
-        outputs: Outputs,
+        chooser: Chooser,
         graphs: DecodeGraphs | None = None,
     ):
         """`graphs`: for decode steps."""
@@ -78,7 +66,7 @@ class TorchRunner:
         self.states = states
         self.store = store
         self.tables = tables
-        self.outputs = outputs
+        self.chooser = chooser
         self.graphs = graphs
         self.device = states.state_LSVKD.device
 
@@ -114,7 +102,7 @@ class TorchRunner:
         if self.graphs is None or replayed is None:
             return self._compute(plan, sampling)
         self._save_behind(rows, replayed.hidden_RH)
-        drawn = self._draw([sampling[row.request_id] for row in rows], replayed.logits_RV)
+        drawn = self._draw(rows, sampling, replayed.logits_RV)
         places = {row.request_id: i for i, row in enumerate(rows)}
         others = tuple(row for row in plan.decode if row.request_id not in places)
         if plan.may_follow and not others:
@@ -122,21 +110,27 @@ class TorchRunner:
             self.graphs.run_ahead(following, [places[row.request_id] for row in following], drawn.launched.tokens_R)
         rest = msgspec.structs.replace(plan, decode=others)
         beside = self._compute(rest, sampling) if rest.rows else ()
-        chosen = self._collect(drawn)  # what is not finite in hidden states is not in logits
+        chosen = self.chooser.collect(drawn)  # what is not finite in hidden states is not in logits
         return (*(chosen[row.request_id] for row in rows), *beside)
 
     def _compute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
         """All rows of the plan, launch by launch."""
         self.store.arrive()
         batch, staged = self._batch(plan)
+        drafted = [row.slot for row in plan.decode if row.drafts]
+        before = {slot: [live[:, slot].clone() for live in self._live()] for slot in drafted}
         hidden_TH = self.model.hidden(batch, self.kv, self.states)
-        inputs = [sampling[row.request_id] for row in plan.rows if row.sampled]
-        drawn = self._draw(inputs, self.model.logits(hidden_TH[batch.logit_rows])) if inputs else None
+        sampled = [row for row in plan.rows if row.sampled]
+        drawn = self._draw(sampled, sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampled else None
         for item in staged:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
-        self._save_behind(plan.decode, [hidden_TH[span.offset + span.count - 1] for span in batch.decode])
-        chosen = self._collect(drawn) if drawn else {}
-        finite = _finite_spans(hidden_TH, batch.spans)
+        chosen = self.chooser.collect(drawn) if drawn else {}
+        kept = [_kept(row, chosen.get(row.request_id)) for row in plan.rows]
+        self._take_back(plan.decode, kept, before)
+        spans = [slice(span.offset, span.offset + count) for span, count in zip(batch.spans, kept, strict=True)]
+        whole = [i for i, row in enumerate(plan.decode) if kept[i] == len(row.tokens)]
+        self._save_behind([plan.decode[i] for i in whole], [hidden_TH[spans[i].stop - 1] for i in whole])
+        finite = _finite_spans(hidden_TH, spans)
         rows = zip(plan.rows, batch.spans, finite, strict=True)
         return tuple(
             self._result(row, sampling, hidden_TH[span.rows], chosen.get(row.request_id))
@@ -145,17 +139,34 @@ class TorchRunner:
             for row, span, sound in rows
         )
 
+    def _take_back(self, rows: Sequence[Segment], kept: Sequence[int], before: Mapping[int, Sequence[Tensor]]) -> None:
+        """Rows whose drafts were not all chosen: the states from before the step, then the tokens that stay once more.
+        What lies behind those in pages and rings is overwritten by the tokens that come there."""
+        again: list[Segment] = []
+        for row, count in zip(rows, kept, strict=False):
+            if count < len(row.tokens):
+                for live, saved in zip(self._live(), before[row.slot], strict=True):
+                    live[:, row.slot] = saved
+                again.append(_without_drafts(row, count))
+        if again:
+            batch, _ = self._batch(StepPlan(0, decode=tuple(again)))
+            self.model.hidden(batch, self.kv, self.states)
+
+    def _live(self) -> tuple[Tensor, Tensor]:
+        """The recurrent states, slots at dimension 1."""
+        return self.states.state_LSVKD, self.states.conv_LSWC
+
     def _save_behind(self, rows: Sequence[Segment], hidden_RH: Iterable[Tensor]) -> None:
         """Checkpoints at the end of decode rows are what their slots hold now."""
         for row, hidden_H in zip(rows, hidden_RH, strict=True):
             for save in row.saves:
-                if save.position == row.end:
-                    checkpoint = self.store.new_checkpoint(save.position)
-                    self.states.save(row.slot, checkpoint)
-                    self.kv.save_window(row.slot, checkpoint)
-                    if checkpoint.hidden_H is not None:
-                        checkpoint.hidden_H.copy_(hidden_H)
-                    self.store.keep_checkpoint(save.checkpoint, checkpoint)
+                assert save.position == row.end, "a decode row is saved behind its last token"
+                checkpoint = self.store.new_checkpoint(save.position)
+                self.states.save(row.slot, checkpoint)
+                self.kv.save_window(row.slot, checkpoint)
+                if checkpoint.hidden_H is not None:
+                    checkpoint.hidden_H.copy_(hidden_H)
+                self.store.keep_checkpoint(save.checkpoint, checkpoint)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
         device = self.device
@@ -164,14 +175,13 @@ class TorchRunner:
         logit_rows: list[int] = []
         offset = 0
         for i, row in enumerate(plan.rows):
-            inside = [save for save in row.saves if i >= len(plan.decode) or save.position < row.end]
+            inside = row.saves if i >= len(plan.decode) else ()
             saves = [_Staged(save.checkpoint, self.store.new_checkpoint(save.position)) for save in inside]
             staged += saves
             into = tuple(Save(each.tensors) for each in saves)
             spans.append(Span(offset, len(row.tokens), row.start, row.slot, self.tables.of(row), into))
             offset += len(row.tokens)
-            if row.sampled:
-                logit_rows.append(offset - 1)
+            logit_rows += range(offset - row.sampled, offset)
         tokens = [token for row in plan.rows for token in row.tokens]
         positions = [position for row in plan.rows for position in row.rope_positions]
         batch = Batch(
@@ -183,41 +193,8 @@ class TorchRunner:
         )
         return batch, staged
 
-    def _draw(self, rows: Sequence[SamplingInput], logits_RV: Tensor) -> _Drawn:
-        """Queue the choice of tokens; waits for nothing."""
-        wishes = tuple(self._wish(row, logits_RV.shape[-1]) for row in rows)
-        known = [NO_WISH if isinstance(wish, RowResult) else wish for wish in wishes]
-        return _Drawn(tuple(rows), wishes, launch(known, logits_RV))
-
-    def _collect(self, drawn: _Drawn) -> dict[str, RowResult]:
-        """Request id -> its token, or the error text if this row alone can not be sampled."""
-        found = zip(drawn.rows, drawn.wishes, collect(drawn.launched), strict=True)
-        return {
-            row.request_id: wish if isinstance(wish, RowResult) else self._took(row, sampled)
-            for row, wish, sampled in found
-        }
-
-    def _wish(self, row: SamplingInput, vocabulary: int) -> Wish | RowResult:
-        """A row whose grammar can not say what it allows fails; nothing is ever sampled without its mask."""
-        try:
-            allowed = self.outputs.allowed(row)
-            return RowResult(row.request_id, complete=True) if allowed is None else wish_of(row, allowed, vocabulary)
-        except GrammarFailed as error:
-            return grammar_failure(row, error)
-        except Exception as error:  # one request's wishes must not end the others
-            return RowResult(row.request_id, error=f"sampling failed: {error}")
-
-    def _took(self, row: SamplingInput, sampled: Sampled) -> RowResult:
-        if sampled.error:
-            return RowResult(row.request_id, error=f"sampling failed: {sampled.error}")
-        try:
-            complete = self.outputs.took(row, sampled.token)
-        except GrammarFailed as error:
-            return grammar_failure(row, error)
-        except Exception as error:
-            return RowResult(row.request_id, error=f"sampling failed: {error}")
-        logprobs = (sampled.logprob,) if sampled.logprob else ()
-        return RowResult(row.request_id, (sampled.token,), logprobs, complete=complete)
+    def _draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawn:
+        return self.chooser.draw([sampling[row.request_id] for row in rows], [row.drafts for row in rows], logits_RV)
 
     def _result(
         self, row: Segment, sampling: Mapping[str, SamplingInput], hidden_NH: Tensor, chosen: RowResult | None
@@ -262,10 +239,21 @@ class TorchRunner:
                 self.store.drop(action)
 
 
-def _finite_spans(hidden_TH: Tensor, spans: Sequence[Span]) -> list[bool]:
+def _kept(row: Segment, result: RowResult | None) -> int:
+    """Tokens of a row that stay: of one with drafts as many as it has yielded, unless it has failed or ended."""
+    return len(result.tokens) if row.drafts and result is not None and result.tokens else len(row.tokens)
+
+
+def _without_drafts(row: Segment, count: int) -> Segment:
+    """Its first tokens, of which nothing is wanted."""
+    tokens, positions = row.tokens[:count], row.positions[:count]
+    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=0, saves=())
+
+
+def _finite_spans(hidden_TH: Tensor, spans: Sequence[slice]) -> list[bool]:
     """Whether each span's hidden states are finite: what is not must not become a page that others hit."""
     finite_T = hidden_TH.sum(-1).isfinite()
-    return torch.stack([finite_T[span.rows].all() for span in spans]).tolist()
+    return torch.stack([finite_T[span].all() for span in spans]).tolist()
 
 
 def touch(device: torch.device) -> None:

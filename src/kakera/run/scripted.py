@@ -124,6 +124,18 @@ class ScriptedRunner:
         prompt = _prompt_logprobs(row, given)
         if not row.sampled:
             return RowResult(row.request_id, prompt_logprobs=prompt)
+        results = [self._play(given)]
+        for i, draft in enumerate(row.drafts):
+            if results[-1].tokens != (draft,) or results[-1].complete:
+                break
+            results.append(self._play(given.behind(row.drafts[: i + 1])))
+        if len(results) > 1 and not results[-1].tokens:
+            results.pop()  # what it says is said in its turn
+        tokens, logprobs = (sum((getattr(each, name) for each in results), ()) for name in ("tokens", "logprobs"))
+        return replace(results[-1], tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt)
+
+    def _play(self, given: SamplingInput) -> RowResult:
+        """The script's next token."""
         stream, played = self._stream_of(given).tokens, given.generated
         token = stream[played] if played < len(stream) else self._end
         try:
@@ -131,12 +143,12 @@ class ScriptedRunner:
         except GrammarFailed as error:
             return grammar_failure(given, error)
         except ScriptFailed as error:
-            return RowResult(row.request_id, error=f"the script does not follow the request's grammar: {error}")
+            return RowResult(given.request_id, error=f"the script does not follow the request's grammar: {error}")
         if chosen is None:
-            return RowResult(row.request_id, complete=True)
+            return RowResult(given.request_id, complete=True)
         wanted = given.sampling.logprobs
         logprobs = () if wanted is None else (_certain(chosen, wanted),)
-        return RowResult(row.request_id, (chosen,), logprobs, prompt, complete=complete)
+        return RowResult(given.request_id, (chosen,), logprobs, complete=complete)
 
     def _constrained(self, given: SamplingInput, token: int) -> tuple[int | None, bool]:
         """The token to play, None if the answer was complete before it, and whether it is complete with it."""

@@ -17,6 +17,7 @@ from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
 from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
+from kakera.schedule.drafts import Drafter, guess
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -24,10 +25,18 @@ from kakera.schedule.sequence import Sequence
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        cache: PrefixCache,
+        clock: Callable[[], float] = time.monotonic,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """`drafter`: decode rows carry its guesses, and nothing runs ahead of them."""
         self.limits = limits
         self.cache = cache
         self.clock = clock
+        self.drafter = drafter
         self.waiting = WaitingQueue()
         self.running = Running(limits.slots)
         self.admission = Admission(limits, cache, clock)
@@ -75,7 +84,7 @@ class Scheduler:
         are chosen by: `sampling_of`."""
         assert self._in_flight is None, "plan_step before the last plan was committed"
         running = len(self.running)
-        decode = [self._row(s, len(s.tokens)) for s in self._decoding() if self._has_page(s)]
+        decode = [self._decode_row(s) for s in self._decoding() if self._has_page(s)]
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
             self.admission.admit(self.waiting, self.running)
         prompts = self.running.prefilling()
@@ -99,7 +108,7 @@ class Scheduler:
         left_out = [sequence.id for sequence in running if sequence.ahead and sequence.id not in rows]
         assert not left_out, f"{left_out} were let ahead: their states are a token further than what is planned"
         last = {sequence.id for sequence in running if sequence.is_last_token(self.limits.context)}
-        may_follow = () if beside_prompts else followers(decode, last)
+        may_follow = () if beside_prompts or self.drafter else followers(decode, last)
         for sequence in running:
             sequence.ahead = rows.get(sequence.id) in may_follow
         return may_follow
@@ -119,19 +128,25 @@ class Scheduler:
                 rows.append(self._row(sequence, end))
         return rows
 
-    def _row(self, sequence: Sequence, end: int) -> Segment:
+    def _decode_row(self, sequence: Sequence) -> Segment:
+        most = sequence.most_drafts(self.limits.context)
+        return self._row(sequence, len(sequence.tokens), guess(self.drafter, sequence.sampling_input(), most))
+
+    def _row(self, sequence: Sequence, known: int, drafts: tuple[int, ...] = ()) -> Segment:
+        """The tokens not computed yet, up to number `known`, and guesses behind them."""
         lease = sequence.lease
         assert lease is not None
+        end, known_all = known + len(drafts), known == len(sequence.tokens)
         saves = sequence.take_saves(end) if self.cache.can_save else []
         known_pages, new_pages = lease.send(pages_for(end))
         return Segment(
             request_id=sequence.id,
             slot=lease.slot,
-            tokens=tuple(sequence.tokens[sequence.computed : end]),
+            tokens=(*sequence.tokens[sequence.computed : known], *drafts),
             start=sequence.computed,
             known_pages=known_pages,
             new_pages=new_pages,
-            sampled=int(end == len(sequence.tokens) and sequence.request.sampling.max_tokens > 0),
+            sampled=1 + len(drafts) if known_all and sequence.request.sampling.max_tokens > 0 else 0,
             scored=sequence.scored(end),
             saves=self.cache.reserve(lease, saves),
         )
@@ -185,6 +200,8 @@ class Scheduler:
             self._end(sequence, "error", result.error, result.code)
             return
         tokens, reason = sequence.advance(row, result, self.limits.context)
+        if sequence.computed < row.end:
+            self.cache.forfeit(lease)  # not all drafts stay, so its end was not saved
         self.cache.extend(lease, sequence.keys, sequence.computed // PAGE)
         self.cache.publish(lease)
         if not sequence.aborted:

@@ -101,6 +101,14 @@ class Sequence:
         """Whether the next token ends it, whatever it is."""
         return self.completion_tokens + 1 >= self.request.sampling.max_tokens or len(self.tokens) + 1 >= context
 
+    def most_drafts(self, context: int) -> int:
+        """Drafts that its next row may carry: to the page's border, where it is saved, and no further than it may grow.
+
+        So a row needs no page that it would not need anyway, and no step commits across a border.
+        """
+        left = min(self.request.sampling.max_tokens - self.completion_tokens, context - len(self.tokens)) - 1
+        return min(left, -len(self.tokens) % PAGE)
+
     def add_save(self, position: int, kind: Kind) -> None:
         """One more save point ahead of what is computed; a multiple of PAGE."""
         self.saves = sorted([save for save in self.saves if save[0] != position] + [(position, kind)])

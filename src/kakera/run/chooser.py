@@ -1,0 +1,111 @@
+"""Chooser: the tokens of a step's rows, each under its own request's wishes and grammar, along their drafts.
+
+A row with drafts d1 .. dk has logits behind its last known token and behind each draft. Each of these places is sampled
+as if the drafts before it had been chosen: with its own noise, penalties and mask. The row yields the drafts that were
+chosen, too, and the first token that differs or comes behind them all: what it would have yielded one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kakera.constrain.compiler import GrammarFailed
+from kakera.constrain.output import Outputs, grammar_failure
+from kakera.contract.step import RowResult, SamplingInput
+from kakera.run.sampler import Launched, Sampled, collect, launch
+from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
+
+
+@dataclass(frozen=True)
+class _Row:
+    """`places`: how the token behind each draft is to be chosen, as far as the request's grammar permits the drafts
+    before; a result in place of a wish stands for a row that gets no token there."""
+
+    given: SamplingInput
+    drafts: tuple[int, ...]
+    places: tuple[Wish | RowResult, ...]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Tokens on their way."""
+
+    rows: tuple[_Row, ...]
+    launched: Launched
+
+
+class Chooser:
+    def __init__(self, outputs: Outputs):
+        self._outputs = outputs
+
+    def draw(self, inputs: Sequence[SamplingInput], drafts: Sequence[tuple[int, ...]], logits_RV: Tensor) -> Drawn:
+        """Queue the choice of tokens; waits for nothing. Of each input's logits one row more than it has drafts."""
+        rows = tuple(
+            _Row(given, ahead, tuple(self._places(given, ahead, logits_RV.shape[-1])))
+            for given, ahead in zip(inputs, drafts, strict=True)
+        )
+        wishes: list[Wish] = []
+        for row in rows:
+            known = [NO_WISH if isinstance(place, RowResult) else place for place in row.places]
+            wishes += known + [NO_WISH] * (1 + len(row.drafts) - len(known))
+        return Drawn(rows, launch(wishes, logits_RV))
+
+    def collect(self, drawn: Drawn) -> dict[str, RowResult]:
+        """Request id -> its tokens, or the error text if this row alone can not be sampled."""
+        sampled = iter(collect(drawn.launched))
+        results: dict[str, RowResult] = {}
+        for row in drawn.rows:
+            own = [next(sampled) for _ in range(1 + len(row.drafts))]
+            results[row.given.request_id] = self._follow(row, own)
+        return results
+
+    def _places(self, given: SamplingInput, drafts: tuple[int, ...], vocabulary: int) -> list[Wish | RowResult]:
+        """A place whose grammar can not say what it allows fails; nothing is ever sampled without its mask."""
+        places: list[Wish | RowResult] = []
+        for i in range(len(drafts) + 1):
+            here = given.behind(drafts[:i])
+            try:
+                allowed = self._outputs.allowed(here)
+                if allowed is None:
+                    return [*places, RowResult(given.request_id, complete=True)]
+                places.append(wish_of(here, allowed, vocabulary))
+                if i == len(drafts) or not allowed.permits(drafts[i]) or self._outputs.took(here, drafts[i]):
+                    return places
+            except GrammarFailed as error:
+                return [*places, grammar_failure(here, error)]
+            except Exception as error:  # one request's wishes must not end the others
+                return [*places, RowResult(given.request_id, error=f"sampling failed: {error}")]
+        return places
+
+    def _follow(self, row: _Row, sampled: Sequence[Sampled]) -> RowResult:
+        """The drafts that were chosen, and one token more. What fails behind a draft fails when it is the row's own."""
+        chosen: list[RowResult] = []
+        for i, (place, token) in enumerate(zip(row.places, sampled, strict=False)):
+            kept = i + 1 < len(row.places) and not token.error and token.token == row.drafts[i]
+            result = place if isinstance(place, RowResult) else self._took(row, i, token, kept)
+            if not result.tokens and chosen:
+                break
+            chosen.append(result)
+            if not kept:
+                break
+        tokens = tuple(token for result in chosen for token in result.tokens)
+        logprobs = tuple(logprob for result in chosen for logprob in result.logprobs)
+        last = chosen[-1]
+        return RowResult(last.request_id, tokens, logprobs, error=last.error, code=last.code, complete=last.complete)
+
+    def _took(self, row: _Row, place: int, sampled: Sampled, kept: bool) -> RowResult:
+        """`kept`: it is the draft behind which the next place lies, so it completes nothing."""
+        request_id, here = row.given.request_id, row.given.behind(row.drafts[:place])
+        if sampled.error:
+            return RowResult(request_id, error=f"sampling failed: {sampled.error}")
+        try:
+            complete = not kept and self._outputs.took(here, sampled.token)
+        except GrammarFailed as error:
+            return grammar_failure(here, error)
+        except Exception as error:
+            return RowResult(request_id, error=f"sampling failed: {error}")
+        logprobs = (sampled.logprob,) if sampled.logprob else ()
+        return RowResult(request_id, (sampled.token,), logprobs, complete=complete)
