@@ -11,6 +11,8 @@ from torch import Tensor
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
+from kakera.run.picks import pick_of
+from kakera.run.sampler import Sampled, collect, launch
 
 
 def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[SamplingInput], Tensor, list[Allowed]]:
@@ -64,3 +66,12 @@ def _allowed(rng: random.Random, row: SamplingInput, vocabulary: int) -> Allowed
                 bits[token // 8] |= 1 << token % 8
             return Allowed(bits=bytes(bits))
     return ANYTHING
+
+
+def sample_rows(
+    rows: Sequence[SamplingInput], logits_RV: Tensor, allowed: Sequence[Allowed] | None = None
+) -> list[Sampled]:
+    """A token for each row, among those that `allowed` (one entry a row) lets it have."""
+    allowed = allowed or [ANYTHING] * len(rows)
+    picks = [pick_of(row, may, logits_RV.shape[-1]) for row, may in zip(rows, allowed, strict=True)]
+    return collect(launch(picks, logits_RV))

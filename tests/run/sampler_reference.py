@@ -13,7 +13,7 @@ from kakera.contract.events import TokenLogprob
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
 from kakera.run.logprobs import LOGPROB_FLOOR
-from kakera.run.sampling_wishes import uniform
+from kakera.run.picks import uniform
 
 SMALLEST_TEMPERATURE = 1e-30
 

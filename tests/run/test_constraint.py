@@ -10,12 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_world import World, ask, tokens_of
+from sampler_mixes import sample_rows
 
 from kakera.constrain.output import ANYTHING, Outputs
 from kakera.contract.request import Constraint, Sampling, ThinkingBudget
 from kakera.contract.step import SamplingInput
 from kakera.run.messages import Submit, decode_to_engine, encode
-from kakera.run.sampler import sample_rows
 from kakera.text.tokenizer import Tokenizer
 
 END, CALL, THINK_END = 258, 259, 262

@@ -72,7 +72,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone(tiny_model, world):
     world.check_idle()
 
 
-@pytest.mark.parametrize(("module", "where"), [(chooser, "wish_of"), (runner_module, "logprobs_of")])
+@pytest.mark.parametrize(("module", "where"), [(chooser, "pick_of"), (runner_module, "logprobs_of")])
 def test_a_row_whose_sampling_or_echo_raises_fails_alone(tiny_model, world, monkeypatch, module, where):
     original = getattr(module, where)
 

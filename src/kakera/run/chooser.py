@@ -15,18 +15,18 @@ from torch import Tensor
 from kakera.constrain.compiler import GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
 from kakera.contract.step import RowResult, SamplingInput
+from kakera.run.picks import NO_PICK, Pick, pick_of
 from kakera.run.sampler import Launched, Sampled, collect, launch
-from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
 
 
 @dataclass(frozen=True)
 class _Row:
     """`places`: how the token behind each draft is to be chosen, as far as the request's grammar permits the drafts
-    before; a result in place of a wish stands for a row that gets no token there."""
+    before; a result in place of a pick stands for a row that gets no token there."""
 
     given: SamplingInput
     drafts: tuple[int, ...]
-    places: tuple[Wish | RowResult, ...]
+    places: tuple[Pick | RowResult, ...]
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class Chooser:
             _Row(given, ahead, tuple(self._places(given, ahead, logits_RV.shape[-1])))
             for given, ahead in zip(inputs, drafts, strict=True)
         )
-        wishes: list[Wish] = []
+        picks: list[Pick] = []
         for row in rows:
-            known = [NO_WISH if isinstance(place, RowResult) else place for place in row.places]
-            wishes += known + [NO_WISH] * (1 + len(row.drafts) - len(known))
-        return Drawn(rows, launch(wishes, logits_RV))
+            known = [NO_PICK if isinstance(place, RowResult) else place for place in row.places]
+            picks += known + [NO_PICK] * (1 + len(row.drafts) - len(known))
+        return Drawn(rows, launch(picks, logits_RV))
 
     def collect(self, drawn: Drawn) -> dict[str, RowResult]:
         """Request id -> its tokens, or the error text if this row alone can not be sampled."""
@@ -62,16 +62,16 @@ class Chooser:
             results[row.given.request_id] = self._follow(row, own)
         return results
 
-    def _places(self, given: SamplingInput, drafts: tuple[int, ...], vocabulary: int) -> list[Wish | RowResult]:
+    def _places(self, given: SamplingInput, drafts: tuple[int, ...], vocabulary: int) -> list[Pick | RowResult]:
         """A place whose grammar can not say what it allows fails; nothing is ever sampled without its mask."""
-        places: list[Wish | RowResult] = []
+        places: list[Pick | RowResult] = []
         for i in range(len(drafts) + 1):
             here = given.behind(drafts[:i])
             try:
                 allowed = self._outputs.allowed(here)
                 if allowed is None:
                     return [*places, RowResult(given.request_id, complete=True)]
-                places.append(wish_of(here, allowed, vocabulary))
+                places.append(pick_of(here, allowed, vocabulary))
                 if i == len(drafts) or not allowed.permits(drafts[i]) or self._outputs.took(here, drafts[i]):
                     return places
             except GrammarFailed as error:

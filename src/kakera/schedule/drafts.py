@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 
 from kakera.contract.step import SamplingInput
+from kakera.schedule.sequence import Sequence
 
-Drafter = Callable[[SamplingInput, int], Sequence[int]]
+Drafter = Callable[[SamplingInput, int], Tokens[int]]
 """(a request's text so far, most tokens) -> ids of the vocabulary, as many or fewer, in order."""
 
 
-def guess(drafter: Drafter | None, given: SamplingInput, most: int) -> tuple[int, ...]:
-    return tuple(drafter(given, most)[:most]) if drafter is not None and most > 0 else ()
+def drafts_of(drafter: Drafter | None, sequence: Sequence, context: int) -> tuple[int, ...]:
+    """What its next row carries behind its last known token."""
+    if drafter is None or (most := sequence.most_drafts(context)) <= 0:
+        return ()
+    return tuple(drafter(sequence.sampling_input(), most)[:most])

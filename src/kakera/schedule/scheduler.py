@@ -17,7 +17,7 @@ from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
 from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
-from kakera.schedule.drafts import Drafter, guess
+from kakera.schedule.drafts import Drafter, drafts_of
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -84,7 +84,8 @@ class Scheduler:
         are chosen by: `sampling_of`."""
         assert self._in_flight is None, "plan_step before the last plan was committed"
         running = len(self.running)
-        decode = [self._decode_row(s) for s in self._decoding() if self._has_page(s)]
+        decoding = (sequence for sequence in self._decoding() if self._has_page(sequence))
+        decode = [self._row(s, len(s.tokens), drafts_of(self.drafter, s, self.limits.context)) for s in decoding]
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
             self.admission.admit(self.waiting, self.running)
         prompts = self.running.prefilling()
@@ -127,10 +128,6 @@ class Scheduler:
             if end > sequence.computed:
                 rows.append(self._row(sequence, end))
         return rows
-
-    def _decode_row(self, sequence: Sequence) -> Segment:
-        most = sequence.most_drafts(self.limits.context)
-        return self._row(sequence, len(sequence.tokens), guess(self.drafter, sequence.sampling_input(), most))
 
     def _row(self, sequence: Sequence, known: int, drafts: tuple[int, ...] = ()) -> Segment:
         """The tokens not computed yet, up to number `known`, and guesses behind them."""
