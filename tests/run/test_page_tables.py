@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from run_world import World, ask, tokens_of
 
 from kakera.contract.grid import PAGE
-from kakera.contract.step import Segment
+from kakera.contract.step import ResetSlot, RestoreCheckpoint, Segment, StepPlan
 from kakera.run.page_tables import PageTables
 
 CPU = torch.device("cpu")
@@ -64,6 +64,18 @@ def test_what_a_slot_lacks_is_said_and_changes_nothing():
         tables.update([good])
     with pytest.raises(RuntimeError, match="needs 3 pages and brings 2"):
         tables.update([Segment("c", 0, (0,) * 130, 0, 0, (5, 6))])
+
+
+@pytest.mark.parametrize("again", [ResetSlot(0), RestoreCheckpoint(0, 5, 64, None)], ids=["reset", "restored"])
+def test_a_slot_that_begins_again_has_no_table(tiny_model, again):
+    runner = World.build(tiny_model, "fp32").runner
+    runner.store.keep_checkpoint(5, runner.store.new_checkpoint(64))
+    row = Segment("a", 0, (1,) * 70, 0, 0, (3, 4))
+    (first,) = runner.execute(StepPlan(1, prefill=(row,))).rows
+    (late,) = runner.execute(
+        StepPlan(2, (again,), decode=(replace(row, start=70, tokens=(1,), known_pages=2, new_pages=()),))
+    ).rows
+    assert not first.error and "slot 0 has 0" in late.error
 
 
 def test_rope_positions_are_those_of_the_cache_unless_a_row_says_otherwise(tiny_model):

@@ -92,3 +92,14 @@ def test_nobody_follows_where_all_end_or_a_prompt_is_beside():
     driver.submit(prose(300, seed=2), 2)
     driver.step()
     assert driver.plans[-1].prefill and driver.plans[-1].may_follow == ()
+
+
+def test_a_row_that_ran_ahead_may_be_preempted():
+    """By what makes room for others; its slot is given up, and it computes the token again in another one."""
+    driver = Driver()
+    name = driver.submit(prose(80), 30)
+    while not (driver.step() and driver.plans[-1].may_follow):
+        pass
+    driver.scheduler._preempt(driver.scheduler.running.get(name))
+    driver.run()
+    assert driver.text[name] == answer(prose(80), 30)
