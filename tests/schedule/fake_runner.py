@@ -7,6 +7,7 @@ state saved at the wrong place fails the test at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kakera.cache.prefix import PrefixCache
 from kakera.contract.events import TokenLogprob
@@ -26,6 +27,7 @@ from kakera.contract.step import (
     StepResult,
     decode_plan,
     encode_plan,
+    follow_drafts,
 )
 
 Prefix = tuple[int, ...]
@@ -163,12 +165,12 @@ class FakeRunner:
         echo = tuple(TokenLogprob(token, -1.0) for token in targets)
         if not row.sampled:
             return RowResult(row.request_id, prompt_logprobs=echo)
-        tokens: list[int] = []
-        for i in range(row.sampled):
-            tokens.append(self.choose(given.behind(row.drafts[:i])))
-            if row.drafts[i : i + 1] != (tokens[-1],):
-                break
-        return RowResult(row.request_id, tuple(tokens), tuple(TokenLogprob(token, -0.5) for token in tokens), echo)
+
+        def choose(drafts: int) -> RowResult:
+            token = self.choose(given.behind(row.drafts[:drafts]))
+            return RowResult(row.request_id, (token,), (TokenLogprob(token, -0.5),))
+
+        return replace(follow_drafts(row.drafts, choose), prompt_logprobs=echo)
 
     @staticmethod
     def choose(given: SamplingInput) -> int:

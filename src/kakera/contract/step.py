@@ -14,7 +14,7 @@ and 16-bit sink page. Checkpoints, sinks and demoted pages live in the host stor
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -187,6 +187,19 @@ class RowResult:
     error: str = ""
     code: str = ENGINE_ERROR
     complete: bool = False
+
+
+def follow_drafts(drafts: Sequence[int], choose: Callable[[int], RowResult]) -> RowResult:
+    """What a row yields whose drafts are these: the tokens chosen behind the last known one and behind each draft, up
+    to the first that is not the next draft. `choose(i)` is the result behind i drafts; what fails there, or ends
+    without a token, does so in a later step, when no draft lies before it."""
+    chosen = [choose(0)]
+    for i, draft in enumerate(drafts):
+        if chosen[-1].tokens != (draft,) or chosen[-1].complete or not (behind := choose(i + 1)).tokens:
+            break
+        chosen.append(behind)
+    tokens = tuple(token for result in chosen for token in result.tokens)
+    return replace(chosen[-1], tokens=tokens, logprobs=tuple(each for result in chosen for each in result.logprobs))
 
 
 @dataclass(frozen=True)

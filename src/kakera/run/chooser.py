@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from kakera.constrain.compiler import GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
-from kakera.contract.step import RowResult, SamplingInput
+from kakera.contract.step import RowResult, SamplingInput, follow_drafts
 from kakera.run.picks import NO_PICK, Pick, pick_of
 from kakera.run.sampler import Launched, Sampled, collect, launch
 
@@ -59,7 +60,8 @@ class Chooser:
         results: dict[str, RowResult] = {}
         for row in drawn.rows:
             own = [next(sampled) for _ in range(1 + len(row.drafts))]
-            results[row.given.request_id] = self._follow(row, own)
+            permitted = row.drafts[: len(row.places) - 1]
+            results[row.given.request_id] = follow_drafts(permitted, partial(self._chosen, row, own))
         return results
 
     def _places(self, given: SamplingInput, drafts: tuple[int, ...], vocabulary: int) -> list[Pick | RowResult]:
@@ -80,29 +82,16 @@ class Chooser:
                 return [*places, RowResult(given.request_id, error=f"sampling failed: {error}")]
         return places
 
-    def _follow(self, row: _Row, sampled: Sequence[Sampled]) -> RowResult:
-        """The drafts that were chosen, and one token more. What fails behind a draft fails when it is the row's own."""
-        chosen: list[RowResult] = []
-        for i, (place, token) in enumerate(zip(row.places, sampled, strict=False)):
-            kept = i + 1 < len(row.places) and not token.error and token.token == row.drafts[i]
-            result = place if isinstance(place, RowResult) else self._took(row, i, token, kept)
-            if not result.tokens and chosen:
-                break
-            chosen.append(result)
-            if not kept:
-                break
-        tokens = tuple(token for result in chosen for token in result.tokens)
-        logprobs = tuple(logprob for result in chosen for logprob in result.logprobs)
-        last = chosen[-1]
-        return RowResult(last.request_id, tokens, logprobs, error=last.error, code=last.code, complete=last.complete)
-
-    def _took(self, row: _Row, place: int, sampled: Sampled, kept: bool) -> RowResult:
-        """`kept`: it is the draft behind which the next place lies, so it completes nothing."""
+    def _chosen(self, row: _Row, tokens: Sequence[Sampled], place: int) -> RowResult:
+        pick, sampled = row.places[place], tokens[place]
+        if isinstance(pick, RowResult):
+            return pick
         request_id, here = row.given.request_id, row.given.behind(row.drafts[:place])
         if sampled.error:
             return RowResult(request_id, error=f"sampling failed: {sampled.error}")
+        is_draft = place + 1 < len(row.places) and sampled.token == row.drafts[place]  # there are places behind it
         try:
-            complete = not kept and self._outputs.took(here, sampled.token)
+            complete = not is_draft and self._outputs.took(here, sampled.token)
         except GrammarFailed as error:
             return grammar_failure(here, error)
         except Exception as error:

@@ -40,7 +40,7 @@ from kakera.constrain.compiler import Compiler, GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
 from kakera.contract.events import TokenLogprob
 from kakera.contract.grid import PAGE
-from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
+from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult, follow_drafts
 from kakera.errors import CheckpointError
 from kakera.run.engine import LocalEngine
 from kakera.run.interface import NOTHING_SAMPLED, PROBE
@@ -124,15 +124,8 @@ class ScriptedRunner:
         prompt = _prompt_logprobs(row, given)
         if not row.sampled:
             return RowResult(row.request_id, prompt_logprobs=prompt)
-        results = [self._play(given)]
-        for i, draft in enumerate(row.drafts):
-            if results[-1].tokens != (draft,) or results[-1].complete:
-                break
-            results.append(self._play(given.behind(row.drafts[: i + 1])))
-        if len(results) > 1 and not results[-1].tokens:
-            results.pop()  # what it says is said in its turn
-        tokens, logprobs = (sum((getattr(each, name) for each in results), ()) for name in ("tokens", "logprobs"))
-        return replace(results[-1], tokens=tokens, logprobs=logprobs, prompt_logprobs=prompt)
+        result = follow_drafts(row.drafts, lambda i: self._play(given.behind(row.drafts[:i])))
+        return replace(result, prompt_logprobs=prompt)
 
     def _play(self, given: SamplingInput) -> RowResult:
         """The script's next token."""
