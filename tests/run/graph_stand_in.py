@@ -19,7 +19,7 @@ from kakera.plan.plan import Plan
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run import graphs
 from kakera.run.engine import LocalEngine
-from kakera.run.graphs import DecodeGraphs, Outputs, _Captured
+from kakera.run.graphs import DecodeGraphs, ForwardOutput, _Captured
 from kakera.run.pinned_store import PinnedStore, pinned_segments
 from kakera.run.store import STATE_DTYPES, CheckpointShape
 from kakera.schedule.scheduler import Scheduler
@@ -32,17 +32,17 @@ class StandIn:
     def __init__(self, graphs: DecodeGraphs, owner, count: int):
         self._graphs, self._runner, self._count = graphs, owner, count
         spec = owner.model.spec
-        self.outputs = Outputs(torch.empty(count, spec.hidden), torch.empty(count, spec.vocab))
+        self.outputs = ForwardOutput(torch.empty(count, spec.hidden), torch.empty(count, spec.vocab))
         self.replays = 0
 
     @torch.inference_mode()
     def replay(self) -> None:
         self.replays += 1
-        tokens_R, starts_R, slots_R = self._graphs._numbers_3R[:, : self._count].clone()
+        tokens_R, rope_R, starts_R, slots_R = self._graphs._numbers_4R[:, : self._count].clone()
         rows = enumerate(zip(starts_R.tolist(), slots_R.tolist(), strict=True))
         tables = self._graphs._tables_SP.long()
         spans = tuple(Span(i, 1, start, slot, tables[slot, : start // 64 + 1]) for i, (start, slot) in rows)
-        batch = Batch(tokens_R, starts_R, spans, (), torch.arange(self._count))
+        batch = Batch(tokens_R, rope_R, spans, (), torch.arange(self._count))
         hidden_RH = self._runner.model.hidden(batch, self._runner.kv.backend, self._runner.states)
         self.outputs.hidden_RH.copy_(hidden_RH)
         self.outputs.logits_RV.copy_(self._runner.model.logits(hidden_RH))
@@ -50,8 +50,7 @@ class StandIn:
 
 def with_graphs(world: World, most: int = 8) -> list[StandIn]:
     owner = world.runner
-    slots = owner.states.state_LSVKD.shape[1]
-    owner.graphs = DecodeGraphs(owner.model, owner.kv, owner.states, slots, 64, torch.device("cpu"))
+    owner.graphs = DecodeGraphs(owner.model, owner.kv, owner.states, owner.tables)
     made = [StandIn(owner.graphs, owner, count) for count in range(1, most + 1)]
     owner.graphs._captured = [_Captured(one, one.outputs) for one in made]
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kakera.contract.request import Boundary, Request, Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput, Segment
 from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.spec import ModelSpec
@@ -93,19 +93,19 @@ class World:
         """Keep what every request holds when it is sampled for the first time."""
         original = self.runner._draw
 
-        def draw(rows: Sequence[Row], logits_RV: Tensor):
+        def draw(rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor):
             for i, row in enumerate(rows):
-                if len(row.context) == row.prompt_tokens:
+                if sampling[row.request_id].generated == 0:
                     self.seen[row.request_id] = self._look(row, logits_RV[i].clone())
-            return original(rows, logits_RV)
+            return original(rows, sampling, logits_RV)
 
         self.runner._draw = draw  # type: ignore[method-assign]
         return self
 
-    def _look(self, row: Row, logits_V: Tensor) -> Seen:
+    def _look(self, row: Segment, logits_V: Tensor) -> Seen:
         states = self.runner.states
         return Seen(
-            self.runner.kv.store.read_pages(row.pages),
+            self.runner.kv.store.read_pages(self.runner.tables.of(row)),
             states.state_LSVKD[:, row.slot].clone(),
             states.conv_LSWC[:, row.slot].clone(),
             logits_V,

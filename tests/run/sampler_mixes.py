@@ -10,10 +10,12 @@ from torch import Tensor
 
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
+from kakera.run.picks import pick_of
+from kakera.run.sampler import Sampled, collect, launch
 
 
-def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[Row], Tensor, list[Allowed]]:
+def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[SamplingInput], Tensor, list[Allowed]]:
     """Logits are rounded to 1/16 as those of a 16-bit head are, so that many of them are equal."""
     rng = random.Random(seed)
     noise = torch.Generator().manual_seed(seed)
@@ -22,7 +24,7 @@ def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[Row], Tensor, list[
     return made, logits_RV, [_allowed(rng, row, vocabulary) for row in made]
 
 
-def _row(rng: random.Random, index: int, vocabulary: int) -> Row:
+def _row(rng: random.Random, index: int, vocabulary: int) -> SamplingInput:
     def tokens(count: int) -> Sequence[int]:
         return [rng.randrange(vocabulary) for _ in range(rng.randint(0, count))]
 
@@ -47,10 +49,10 @@ def _row(rng: random.Random, index: int, vocabulary: int) -> Row:
     )
     prompt, output = [0, *tokens(30)], tokens(30)
     context = [*prompt, *output, *output[:5]]
-    return Row(f"r{index}", index, (), 0, (), sampling, context, len(prompt), sample=True)
+    return SamplingInput(f"r{index}", sampling, context, len(prompt))
 
 
-def _allowed(rng: random.Random, row: Row, vocabulary: int) -> Allowed:
+def _allowed(rng: random.Random, row: SamplingInput, vocabulary: int) -> Allowed:
     match rng.randrange(8):
         case 0:
             return Allowed(forced=rng.randrange(vocabulary))
@@ -64,3 +66,12 @@ def _allowed(rng: random.Random, row: Row, vocabulary: int) -> Allowed:
                 bits[token // 8] |= 1 << token % 8
             return Allowed(bits=bytes(bits))
     return ANYTHING
+
+
+def sample_rows(
+    rows: Sequence[SamplingInput], logits_RV: Tensor, allowed: Sequence[Allowed] | None = None
+) -> list[Sampled]:
+    """A token for each row, among those that `allowed` (one entry a row) lets it have."""
+    allowed = allowed or [ANYTHING] * len(rows)
+    picks = [pick_of(row, may, logits_RV.shape[-1]) for row, may in zip(rows, allowed, strict=True)]
+    return collect(launch(picks, logits_RV))

@@ -11,15 +11,15 @@ from torch import Tensor
 from kakera.constrain.output import Allowed
 from kakera.contract.events import TokenLogprob
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 from kakera.run.logprobs import LOGPROB_FLOOR
-from kakera.run.sampling_wishes import uniform
+from kakera.run.picks import uniform
 
 SMALLEST_TEMPERATURE = 1e-30
 
 
 def sample_row(
-    row: Row, logits_V: Tensor, allowed: Allowed, noise: float | None = None
+    row: SamplingInput, logits_V: Tensor, allowed: Allowed, noise: float | None = None
 ) -> tuple[int, TokenLogprob | None]:
     """The row's token and the log-probability it asked for. `noise`: instead of the row's own number."""
     sampling = row.sampling
@@ -38,7 +38,7 @@ def sample_row(
     return token, None if wanted is None else logprob_of(logits_V, token, wanted)
 
 
-def _adjust(row: Row, logits_V: Tensor, allowed: Allowed) -> Tensor:
+def _adjust(row: SamplingInput, logits_V: Tensor, allowed: Allowed) -> Tensor:
     """Penalties, bias, the minimum length, and what a grammar allows. Returns `logits_V` itself if nothing applies."""
     s = row.sampling
     output = row.context[row.prompt_tokens :]

@@ -10,12 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_world import World, ask, tokens_of
+from sampler_mixes import sample_rows
 
 from kakera.constrain.output import ANYTHING, Outputs
 from kakera.contract.request import Constraint, Sampling, ThinkingBudget
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 from kakera.run.messages import Submit, decode_to_engine, encode
-from kakera.run.sampler import sample_rows
 from kakera.text.tokenizer import Tokenizer
 
 END, CALL, THINK_END = 258, 259, 262
@@ -78,10 +78,10 @@ def test_rows_of_one_step_keep_to_their_own_grammars(world, tokenizer):
 )
 def test_whatever_the_logits_say_the_text_is_of_the_schema(world, tokenizer, seed, **wishes):
     sampling = Sampling(300, seed, constraint=Constraint(JSON), stop_token_ids=(END,), **wishes)
-    outputs, noise = Outputs(world.runner.outputs._compiler), torch.Generator().manual_seed(seed)
+    outputs, noise = Outputs(world.runner.chooser._outputs._compiler), torch.Generator().manual_seed(seed)
     context, complete = [1, 2, 3], False
     while not complete and END not in context[3:]:
-        row = Row("r", 0, (), 0, (), sampling, context, 3, True)
+        row = SamplingInput("r", sampling, context, 3)
         if (allowed := outputs.allowed(row)) is None:
             break
         token = sample_rows([row], torch.randn(1, 320, generator=noise) * 4, [allowed])[0].token
@@ -157,7 +157,7 @@ def test_a_request_whose_mask_can_not_be_computed_fails_alone(world, tokenizer):
 
 def test_nothing_is_sampled_where_the_chosen_token_breaks_the_grammar(world, monkeypatch):
     """Whatever the sampler does: a token that the matcher refuses is never shown."""
-    outputs: Outputs = world.runner.outputs
+    outputs: Outputs = world.runner.chooser._outputs
     monkeypatch.setattr(outputs, "allowed", lambda row: ANYTHING)
     (answer,) = world.answer(wish("r", 'start: "@@@@"', logit_bias=((5, 100.0),)))
     assert answer.finished.reason == "error" and answer.tokens == []

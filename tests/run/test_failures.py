@@ -5,6 +5,7 @@ import torch
 from run_world import World, ask, equal, logprob_gap, tokens_of
 
 from kakera.errors import RequestRefused
+from kakera.run import chooser
 from kakera.run import runner as runner_module
 from kakera.run.generate import generate
 
@@ -58,11 +59,11 @@ def test_values_that_are_not_finite_fail_their_row_alone_and_are_never_cached(ti
 def test_logits_that_are_not_finite_fail_their_row_alone(tiny_model, world):
     original = world.runner._draw
 
-    def draw(rows, logits_RV):
+    def draw(rows, sampling, logits_RV):
         for i, row in enumerate(rows):
-            if row.request_id == "bad" and len(row.context) == 302:
+            if row.request_id == "bad" and len(sampling["bad"].context) == 302:
                 logits_RV[i, 5] = float("nan")
-        return original(rows, logits_RV)
+        return original(rows, sampling, logits_RV)
 
     world.runner._draw = draw
     *good, bad = world.answer(*GOOD, ask("bad", BAD, 8))
@@ -71,16 +72,16 @@ def test_logits_that_are_not_finite_fail_their_row_alone(tiny_model, world):
     world.check_idle()
 
 
-@pytest.mark.parametrize("where", ["wish_of", "logprobs_of"])
-def test_a_row_whose_sampling_or_echo_raises_fails_alone(tiny_model, world, monkeypatch, where):
-    original = getattr(runner_module, where)
+@pytest.mark.parametrize(("module", "where"), [(chooser, "pick_of"), (runner_module, "logprobs_of")])
+def test_a_row_whose_sampling_or_echo_raises_fails_alone(tiny_model, world, monkeypatch, module, where):
+    original = getattr(module, where)
 
     def fails(first, *more):
         if where == "logprobs_of" or first.request_id == "bad":
             raise KeyError("a defect")
         return original(first, *more)
 
-    monkeypatch.setattr(runner_module, where, fails)
+    monkeypatch.setattr(module, where, fails)
     echo = {"prompt_logprobs": 0} if where == "logprobs_of" else {}
     *good, bad = world.answer(*GOOD, ask("bad", BAD, 8, **echo))
     assert bad.finished.reason == "error" and "a defect" in bad.finished.message and bad.finished.code == "engine_error"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
 from graph_stand_in import fake_capture, with_graphs, worlds
+from msgspec.structs import replace
 from run_world import World, ask, tokens_of
 
 from kakera.contract.request import NO_LIMIT
-from kakera.run import runner
+from kakera.contract.step import Segment
+from kakera.run import chooser
 from kakera.run.store import HostStore
+from kakera.schedule.ahead import followers
 
 
 def drive(world: World, seed: int, slow: bool = False) -> dict[str, tuple[list[int], str]]:
@@ -72,7 +74,7 @@ def test_readers_that_lag_change_no_answer_and_others_still_run_ahead(tiny_model
     replayed.check_idle()
 
 
-def test_nothing_runs_ahead_behind_a_row_that_the_next_step_leaves_out(tiny_model):
+def test_the_others_run_ahead_of_a_row_that_the_next_step_leaves_out(tiny_model):
     world = World.build(tiny_model)
     one, _, _, _ = made = with_graphs(world, 4)
     world.engine.submit(ask("slow", tokens_of(1, 70), 40), 6)
@@ -82,7 +84,9 @@ def test_nothing_runs_ahead_behind_a_row_that_the_next_step_leaves_out(tiny_mode
     replays, steps = one.replays, stats.steps
     for _ in range(10):
         world.engine.step()
-    assert world.engine.stats().steps - steps == 10 and one.replays - replays == 11, "one of them runs ahead"
+    assert world.engine.stats().steps - steps == 10 and one.replays - replays == 10, (
+        "each was let ahead by the one before"
+    )
     slot = world.engine.scheduler.running.get("slow").lease.slot
     assert sum(each.replays for each in made) < 40 and world.engine.runner.graphs._ahead
     assert all(key[1] != slot for key in world.engine.runner.graphs._ahead)
@@ -114,8 +118,8 @@ def test_the_next_step_is_launched_before_the_host_has_the_tokens(tiny_model, mo
     world = World.build(tiny_model)
     made = with_graphs(world)
     before: list[int] = []
-    collect = runner.collect
-    monkeypatch.setattr(runner, "collect", lambda launched: before.append(made[0].replays) or collect(launched))
+    collect = chooser.collect
+    monkeypatch.setattr(chooser, "collect", lambda launched: before.append(made[0].replays) or collect(launched))
     world.one(ask("a", tokens_of(1, 60), 8))
     # position 60 is computed in its turn, 61 .. 63 ahead; 64 needs a page; 65, 66 ahead; the eighth token ends it
     assert before == [0, 2, 3, 4, 4, 6, 7, 7]
@@ -137,20 +141,37 @@ def test_graphs_of_all_sizes_leave_their_outputs_in_one_place(tiny_model, monkey
     assert torch.equal(outputs[0].logits_RV[0], outputs[7].logits_RV[0])
 
 
-def test_rows_of_which_only_some_ran_ahead_are_refused(tiny_model):
+@pytest.mark.parametrize("most", [8, 2], ids=["a graph for all", "of three rows none"])
+def test_rows_that_pause_or_join_are_computed_once(tiny_model, monkeypatch, most):
+    """Some ran ahead, others are computed beside them, by a replay or launch by launch."""
+    plain, replayed = (World.build(tiny_model) for _ in range(2))
+    made = with_graphs(replayed, most)
+    requests = [ask(f"r{i}", tokens_of(i, 20 + 9 * i), 60) for i in range(3)]
+    wanted = [one.tokens for one in plain.answer(*requests)]
+    rng, scheduler, paused = random.Random(3), replayed.engine.scheduler, set()
+    all_of, joined = scheduler._decoding, []
+
+    def decoding():
+        paused.clear()
+        paused.update(s.id for s in all_of() if rng.random() < 0.2)
+        chosen = [s for s in all_of() if s.ahead or s.id not in paused] or all_of()
+        joined.append(len({s.ahead for s in chosen}) == 2)
+        return chosen
+
+    scheduler._decoding = decoding
+    monkeypatch.setattr("kakera.schedule.scheduler.followers", lambda rows, last: followers(rows, {*last, *paused}))
+    assert [one.tokens for one in replayed.answer(*requests)] == wanted
+    assert sum(joined) > 5 and sum(one.replays for one in made) > 20
+    replayed.check_idle()
+
+
+def test_rows_that_were_left_out_of_the_next_plan_are_void_and_fail_nobody(tiny_model):
     world = World.build(tiny_model)
-    with_graphs(world)
-    graphs = world.runner.graphs
-    rows = [replace(row, context=tuple(row.context[:21])) for row in _decode_rows(world)]
-    graphs.outputs(rows[:1])
-    graphs.run_ahead(rows[:1], torch.tensor([3]))
-    with pytest.raises(RuntimeError, match="1 of 2 decode rows did not run ahead"):
-        graphs.outputs([replace(rows[0], start=rows[0].start + 1), rows[1]])
-
-
-def _decode_rows(world: World):
-    plans = []
-    execute = world.runner.execute
-    world.runner.execute = lambda plan: plans.append(plan) or execute(plan)
-    world.answer(ask("a", tokens_of(1, 20), 9), ask("b", tokens_of(2, 20), 9))
-    return next(plan.decode for plan in plans if len(plan.decode) == 2)
+    (one, *_), graphs = with_graphs(world), world.runner.graphs
+    rows = [Segment(name, slot, (5,), 20, 0, (slot,), sampled=1) for slot, name in enumerate("ab")]
+    world.runner.tables.update(rows)
+    graphs.outputs(rows)
+    graphs.run_ahead(rows, [0, 1], torch.tensor([3, 4]))
+    found, outputs = graphs.outputs([replace(rows[1], start=21)])
+    assert found == [replace(rows[1], start=21)] and len(outputs.logits_RV) == 1 and one.replays == 0
+    assert graphs.outputs([replace(rows[0], start=21)])[1] is not None and one.replays == 1

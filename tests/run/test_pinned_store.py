@@ -14,7 +14,16 @@ from graph_stand_in import with_graphs, with_late_store
 from run_world import CODECS, World, tiny_plan
 
 from kakera.contract.request import Sampling
-from kakera.contract.step import DemotePages, Drop, PromotePages, ResetSlot, RestoreCheckpoint, Row, StepPlan
+from kakera.contract.step import (
+    DemotePages,
+    Drop,
+    PromotePages,
+    ResetSlot,
+    RestoreCheckpoint,
+    SamplingInput,
+    Segment,
+    StepPlan,
+)
 from kakera.kv.store import Int2Store
 from kakera.plan import store_sizes
 from kakera.plan.store_sizes import StoreSizes
@@ -154,10 +163,13 @@ def test_decode_waits_for_a_load_into_its_own_slot_only(tiny_model, monkeypatch,
     seen, original = [], replay.replay
     replay.replay = lambda: seen.append(side.queued - side._done) or original()
     chosen = Sampling(max_tokens=9, seed=1, temperature=0.0)
-    decode = Row("d", slot, (5,), POSITION, tuple(range(6)), chosen, (5,) * (POSITION + 1), POSITION, True)
-    prefill = Row("p", 1, (5,) * 7, POSITION, tuple(range(6, 12)), chosen, (5,) * (POSITION + 7), POSITION + 7, True)
+    decode = Segment("d", slot, (5,), POSITION, 0, tuple(range(6)), sampled=1)
+    prefill = Segment("p", 1, (5,) * 7, POSITION, 0, tuple(range(6, 12)), sampled=1)
+    given = {
+        row.request_id: SamplingInput(row.request_id, chosen, (5,) * row.end, row.end) for row in (decode, prefill)
+    }
     load = RestoreCheckpoint(1, 1, POSITION, None)
-    result = world.runner.execute(StepPlan(1, (load,), (decode,), (prefill,)))
+    result = world.runner.execute(StepPlan(1, (load,), (decode,), (prefill,)), given)
     assert seen[0] == (1 if slot == 0 else 0)
     assert not any(row.error for row in result.rows) and side.queued == side._done
 

@@ -147,7 +147,7 @@ def build(tiny_model, **size) -> World:
     scheduler = world.engine.scheduler
     scheduler.limits = scheduler.admission.limits = replace(scheduler.limits, saves=2)
     execute = world.runner.execute
-    world.runner.execute = lambda plan: replace(execute(plan), seconds=0.01)  # type: ignore[method-assign]
+    world.runner.execute = lambda *step: replace(execute(*step), seconds=0.01)  # type: ignore[method-assign]
     return world
 
 

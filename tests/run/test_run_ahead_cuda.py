@@ -42,7 +42,7 @@ def build(graphs: bool = True, changes: dict | None = None, **wishes) -> World:
     plan = plan_for(MINI, replace(WISHES, **wishes))
     world = World(build_engine(MINI, replace(plan, **(changes or {}))))
     execute = world.runner.execute
-    world.runner.execute = lambda plan: replace(execute(plan), seconds=0.01)  # type: ignore[method-assign]
+    world.runner.execute = lambda *step: replace(execute(*step), seconds=0.01)  # type: ignore[method-assign]
     if not graphs:
         world.runner.graphs = None
     return world

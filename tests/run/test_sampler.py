@@ -10,19 +10,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampler_mixes import sample_rows
 
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 from kakera.run.logprobs import LOGPROB_FLOOR, logprobs_of
-from kakera.run.sampler import Sampled, sample_rows
-from kakera.run.sampling_wishes import uniform, wish_of
+from kakera.run.picks import pick_of, uniform
+from kakera.run.sampler import Sampled
 
 BASE = Sampling(max_tokens=8, seed=7)
 
 
-def row(sampling: Sampling, context: tuple[int, ...] = (0,), prompt_tokens: int = 1) -> Row:
-    return Row("r", 0, context[-1:], len(context) - 1, (0,), sampling, context, prompt_tokens, sample=True)
+def row(sampling: Sampling, context: tuple[int, ...] = (0,), prompt_tokens: int = 1) -> SamplingInput:
+    return SamplingInput("r", sampling, context, prompt_tokens)
 
 
 def choose(sampling: Sampling, logits: list[float] | torch.Tensor, **kwargs) -> int:
@@ -136,6 +137,6 @@ def test_a_forced_token_brings_its_own_log_probability():
 @pytest.mark.parametrize("wish", [{"logit_bias": ((50, 1.0),)}, {"logit_bias": ((-1, 1.0),)}])
 def test_a_token_outside_the_vocabulary_is_refused_before_it_reaches_the_device(wish):
     with pytest.raises(ValueError, match="ids are 0 to 49"):
-        wish_of(row(replace(BASE, **wish)), ANYTHING, 50)
+        pick_of(row(replace(BASE, **wish)), ANYTHING, 50)
     with pytest.raises(ValueError, match="ids are 0 to 49"):
-        wish_of(row(BASE), Allowed(forced=50), 50)
+        pick_of(row(BASE), Allowed(forced=50), 50)

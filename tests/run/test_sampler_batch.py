@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_mixes import mix
+from sampler_mixes import mix, sample_rows
 from sampler_reference import sample_row
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,20 +18,20 @@ from torch.utils._pytree import tree_leaves
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 from kakera.plan.sizes import SAMPLER_COPIES
+from kakera.run.picks import NO_PICK, pick_of, uniform
 from kakera.run.ranking import PIECE_ROWS, top_ids
-from kakera.run.sampler import SORTED_ROWS, collect, launch, sample_rows
-from kakera.run.sampling_wishes import NO_WISH, uniform, wish_of
+from kakera.run.sampler import SORTED_ROWS, collect, launch
 
 VOCABULARY = 317  # more than TOP_BOUND, and no multiple of anything
 
 
-def wishes_of(rows, allowed, vocabulary=VOCABULARY):
-    return [wish_of(row, may, vocabulary) for row, may in zip(rows, allowed, strict=True)]
+def picks_of(rows, allowed, vocabulary=VOCABULARY):
+    return [pick_of(row, may, vocabulary) for row, may in zip(rows, allowed, strict=True)]
 
 
-def neighbours(row: Row, logits_V: torch.Tensor, allowed: Allowed) -> set[int]:
+def neighbours(row: SamplingInput, logits_V: torch.Tensor, allowed: Allowed) -> set[int]:
     """What the definition in floats gives within its rounding: of the sums, and so of where a filter cuts."""
     s, found = row.sampling, set()
     noise = uniform(s.seed, s.choice, len(row.context))
@@ -102,7 +102,7 @@ def test_equal_values_rank_by_their_ids(values):
 
 
 def test_a_mask_that_is_too_short_or_too_long_allows_nothing_beyond():
-    greedy = Row("r", 0, (), 0, (), Sampling(max_tokens=9, seed=1, temperature=0.0), [0], 1, sample=True)
+    greedy = SamplingInput("r", Sampling(max_tokens=9, seed=1, temperature=0.0), [0], 1)
     logits_RV = torch.arange(20.0).repeat(2, 1)
     short, long = Allowed(bits=b"\xff"), Allowed(bits=b"\xff\xff\x07\xff\xff")
     assert [s.token for s in sample_rows([greedy] * 2, logits_RV, [short, long])] == [7, 18]
@@ -133,16 +133,16 @@ class Watch(TorchDispatchMode):
 def test_launching_never_waits_for_a_value():
     rows, logits_RV, allowed = mix(2, 20, VOCABULARY)
     with Watch() as watch:
-        launched = launch(wishes_of(rows, allowed), logits_RV)
+        launched = launch(picks_of(rows, allowed), logits_RV)
     assert not watch.names & {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select"}
     assert [s.token for s in collect(launched)] == launched.tokens_R.tolist()
 
 
 def test_a_greedy_batch_ranks_nothing():
     greedy = Sampling(max_tokens=9, seed=1, temperature=0.0, frequency_penalty=0.5)
-    rows = [Row(f"r{i}", i, (), 0, (), greedy, [1, 2, 3], 1, sample=True) for i in range(4)]
+    rows = [SamplingInput(f"r{i}", greedy, [1, 2, 3], 1) for i in range(4)]
     with Watch() as watch:
-        launch(wishes_of(rows, [ANYTHING] * 4), torch.randn(4, VOCABULARY))
+        launch(picks_of(rows, [ANYTHING] * 4), torch.randn(4, VOCABULARY))
     assert "aten::argmax" in watch.names
     assert not watch.names & {"aten::topk", "aten::sort.stable", "aten::sort", "aten::cumsum", "aten::cumsum_"}
 
@@ -164,7 +164,7 @@ def test_what_is_alive_beside_the_logits_stays_within_the_plan(wish, count):
         rows = [replace(row, sampling=only[wish]) for row in rows]
     row_bytes = vocabulary * 4
     with Watch() as watch:
-        launched = launch(wishes_of(rows, allowed, vocabulary), logits_RV)
+        launched = launch(picks_of(rows, allowed, vocabulary), logits_RV)
     small = 64 * 2**10 + count * 128 * 64  # what does not grow with the vocabulary; masks are bits
     most = (
         (count + max(4 * min(count, PIECE_ROWS), 5 * min(count, SORTED_ROWS))) * row_bytes
@@ -178,7 +178,7 @@ def test_what_is_alive_beside_the_logits_stays_within_the_plan(wish, count):
 
 def test_a_row_without_a_wish_holds_its_place():
     rows, logits_RV, allowed = mix(4, 3, VOCABULARY)
-    first, _, last = wishes_of(rows, allowed)
-    found = collect(launch([first, NO_WISH, last], logits_RV))
+    first, _, last = picks_of(rows, allowed)
+    found = collect(launch([first, NO_PICK, last], logits_RV))
     wanted = sample_rows(rows, logits_RV, allowed)
     assert [found[0], found[2]] == [wanted[0], wanted[2]]

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sampler_mixes import mix
+from sampler_mixes import mix, sample_rows
 
 from kakera.constrain.output import ANYTHING
 from kakera.contract.grid import PAGE
 from kakera.plan.sizes import SAMPLER_COPIES
-from kakera.run.sampler import collect, launch, sample_rows
-from kakera.run.sampling_wishes import wish_of
+from kakera.run.picks import pick_of
+from kakera.run.sampler import collect, launch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,8 +26,8 @@ def tokens(sampled):
     return [s.token for s in sampled]
 
 
-def wishes_of(rows, allowed, vocabulary):
-    return [wish_of(row, may, vocabulary) for row, may in zip(rows, allowed, strict=True)]
+def picks_of(rows, allowed, vocabulary):
+    return [pick_of(row, may, vocabulary) for row, may in zip(rows, allowed, strict=True)]
 
 
 @pytest.mark.parametrize(("vocabulary", "count", "mixes"), [(SMALL, 20, 60), (REAL, 32, 2)])
@@ -58,7 +58,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(vocabulary, mixes):
 def test_launching_never_waits_for_the_device(vocabulary):
     rows, logits_RV, allowed = mix(5, 20, vocabulary)
     logits_RV = logits_RV.cuda()
-    wishes = wishes_of(rows, allowed, vocabulary)
+    wishes = picks_of(rows, allowed, vocabulary)
     collect(launch(wishes, logits_RV))  # libraries load at the first call
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -71,7 +71,7 @@ def test_launching_never_waits_for_the_device(vocabulary):
 def test_collecting_does_not_wait_for_what_is_queued_behind():
     rows, logits_RV, _ = mix(6, 4, SMALL)
     logits_RV = logits_RV.cuda()
-    wishes = wishes_of(rows, [ANYTHING] * 4, SMALL)
+    wishes = picks_of(rows, [ANYTHING] * 4, SMALL)
     collect(launch(wishes, logits_RV))
     launched = launch(wishes, logits_RV)
     torch.cuda._sleep(2_000_000_000)  # about a second of clock cycles
@@ -100,7 +100,7 @@ def test_peak_bytes_stay_within_the_plan(count, top_k):
     rows, logits_RV, allowed = mix(7, count, REAL)
     rows = [replace(row, sampling=replace(row.sampling, temperature=1.0, top_k=top_k, logprobs=5)) for row in rows]
     logits_RV = logits_RV.cuda()
-    wishes = wishes_of(rows, allowed, REAL)
+    wishes = picks_of(rows, allowed, REAL)
     collect(launch(wishes, logits_RV))
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated() - logits_RV.nbytes

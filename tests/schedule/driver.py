@@ -40,13 +40,14 @@ class Driver:
         max_waiting=1000,
         seconds=None,
         saves=2**31,
+        drafter=None,
     ):
         host_bytes = int(host * CHECKPOINT_BYTES)
         self.cache = PrefixCache(CacheSizes(pages, host_bytes, CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES, windowed))
         self.clock = Clock()
         limits = Limits(context=context, pages=pages, slots=slots, chunk=chunk, max_waiting=max_waiting, saves=saves)
-        self.scheduler = Scheduler(limits, self.cache, self.clock)
-        self.runner = FakeRunner(self.cache, seconds or (lambda plan: 0.01))
+        self.scheduler = Scheduler(limits, self.cache, self.clock, drafter)
+        self.runner = FakeRunner(self.cache, self.context_of, seconds or (lambda plan: 0.01))
         self.plans: list[StepPlan] = []
         self.text: dict[str, list[int]] = defaultdict(list)
         self.finished: dict[str, Finished] = {}
@@ -75,10 +76,13 @@ class Driver:
         return True
 
     def commit(self, plan: StepPlan) -> None:
-        result = self.runner.execute(plan)
+        result = self.runner.execute(plan, self.scheduler.sampling_of(plan))
         self.clock.now += result.seconds
         self.note(self.scheduler.commit(plan, result))
         self.cache.check_integrity()
+
+    def context_of(self, request_id: str) -> tuple[int, ...]:
+        return tuple(self.scheduler.running.get(request_id).tokens)
 
     def flush(self) -> Flushed:
         flushed, plan = self.scheduler.flush()

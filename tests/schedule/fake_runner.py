@@ -6,7 +6,8 @@ state saved at the wrong place fails the test at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from kakera.cache.prefix import PrefixCache
 from kakera.contract.events import TokenLogprob
@@ -18,11 +19,15 @@ from kakera.contract.step import (
     PromotePages,
     ResetSlot,
     RestoreCheckpoint,
-    Row,
     RowResult,
+    SamplingInput,
     SaveSink,
+    Segment,
     StepPlan,
     StepResult,
+    decode_plan,
+    encode_plan,
+    follow_drafts,
 )
 
 Prefix = tuple[int, ...]
@@ -35,8 +40,15 @@ def next_token(context: Prefix) -> int:
 
 
 class FakeRunner:
-    def __init__(self, cache: PrefixCache, seconds: Callable[[StepPlan], float] = lambda plan: 0.01) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        context_of: Callable[[str], Prefix],
+        seconds: Callable[[StepPlan], float] = lambda plan: 0.01,
+    ) -> None:
+        """`context_of`: what a request's tokens really are, to hold plans against."""
         self.cache = cache
+        self.context_of = context_of
         self.seconds = seconds
         self.pages: dict[int, Prefix] = {}  # page -> all tokens up to the last one written into it
         self.host_pages: dict[int, Prefix] = {}
@@ -44,15 +56,25 @@ class FakeRunner:
         self.sinks: dict[int, Prefix] = {}
         self.slot_sinks: dict[int, Prefix] = {}
         self.checkpoints: dict[int, Prefix] = {}
+        self.tables: dict[int, list[int]] = {}  # slot -> the pages that plans have named
+        self.ahead: dict[int, tuple[str, int]] = {}  # slot -> whose row has been computed already, and its start
         self.failing: set[str] = set()  # request ids whose next row fails
         self.computed_tokens = 0
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] | None = None) -> StepResult:
+        plan = decode_plan(encode_plan(plan))  # as another rank would get it
         for action in plan.before:
             self.apply(action)
+        for row in plan.rows:
+            assert len(self.tables[row.slot]) >= row.known_pages, "a row builds on pages that its slot never got"
+            self.tables[row.slot][row.known_pages :] = row.new_pages
+            assert len(self.tables[row.slot]) == row.page_count
         assert len({row.slot for row in plan.rows}) == len(plan.rows), "two rows in one slot"
         self.check_exclusive_writes(plan)
-        results = tuple(self.run(row) for row in plan.rows)
+        results = tuple(self.run(row, (sampling or {}).get(row.request_id)) for row in plan.rows)
+        assert not (plan.may_follow and plan.prefill)
+        for i in plan.may_follow:
+            self.run_ahead(plan.decode[i], results[i])
         for action in plan.after:
             self.apply(action)
         return StepResult(plan.step, results, self.seconds(plan))
@@ -60,12 +82,16 @@ class FakeRunner:
     def apply(self, action: Action) -> None:
         match action:
             case ResetSlot(slot):
+                self.ahead.pop(slot, None)
                 self.states[slot] = ()
+                self.tables[slot] = []
                 self.slot_sinks[slot] = ()
             case RestoreCheckpoint(slot, checkpoint, position, sink):
                 state = self.checkpoints[checkpoint]
                 assert len(state) == position and position % PAGE == 0
+                self.ahead.pop(slot, None)
                 self.states[slot] = state
+                self.tables[slot] = []
                 if self.cache.sizes.windowed:
                     assert sink is not None and self.sinks[sink] == state[:PAGE], "the sink of another prefix"
                     self.slot_sinks[slot] = self.sinks[sink]
@@ -88,48 +114,71 @@ class FakeRunner:
                     del self.host_pages[host]
 
     def check_exclusive_writes(self, plan: StepPlan) -> None:
-        written = [page for row in plan.rows for page in row.pages[row.start // PAGE :]]
+        written = [page for row in plan.rows for page in self.tables[row.slot][row.start // PAGE :]]
         assert len(written) == len(set(written)), "two rows write one page"
         cached = {node.device for node in self.cache.tree.nodes()}
         assert not cached.intersection(written), "a row writes a page of the tree"
 
-    def run(self, row: Row) -> RowResult:
-        end = row.start + len(row.tokens)
-        context = tuple(row.context)
-        assert row.tokens == context[row.start : end] and row.tokens and len(row.pages) == (end + PAGE - 1) // PAGE
-        assert self.states[row.slot] == context[: row.start], "the slot holds another prefix"
-        for i, page in enumerate(row.pages[: (row.start + PAGE - 1) // PAGE]):
-            assert self.pages[page] == context[: min((i + 1) * PAGE, row.start)], "a page holds another prefix"
+    def run(self, row: Segment, given: SamplingInput | None) -> RowResult:
+        pages, drafted = self.tables[row.slot], self.context_of(row.request_id) + row.drafts
+        assert row.tokens and row.tokens == drafted[row.start : row.end] and (not row.drafts or row.end == len(drafted))
+        ahead = self.ahead.pop(row.slot, None) == (row.request_id, row.start)
+        assert self.states[row.slot] == drafted[: row.end if ahead else row.start], "the slot holds another prefix"
+        assert given is None or tuple(given.context) == self.context_of(row.request_id)
+        for i, page in enumerate(pages[: (row.start + PAGE - 1) // PAGE]):
+            known = min((i + 1) * PAGE, row.start)
+            assert self.pages[page][:known] == drafted[:known], "a page holds another prefix"
         if row.request_id in self.failing:
             self.failing.remove(row.request_id)
             self.states[row.slot] = (-1,)
             return RowResult(row.request_id, error="told to fail")
-        for i in range(row.start // PAGE, len(row.pages)):
-            self.pages[row.pages[i]] = context[: min((i + 1) * PAGE, end)]
-        self.states[row.slot] = context[:end]
+        for i in range(row.start // PAGE, len(pages)):
+            self.pages[pages[i]] = drafted[: min((i + 1) * PAGE, row.end)]
         if row.start < PAGE:
-            self.slot_sinks[row.slot] = context[: min(end, PAGE)]
+            self.slot_sinks[row.slot] = drafted[: min(row.end, PAGE)]
+        result = self.answer(row, given)
+        kept = len(result.tokens) if row.drafts else len(row.tokens)
+        self.states[row.slot] = drafted[: row.start + kept]
         for save in row.saves:
-            assert row.start < save.position <= end and save.position % PAGE == 0
-            assert save.checkpoint not in self.checkpoints
-            self.checkpoints[save.checkpoint] = context[: save.position]
+            assert row.start < save.position <= row.end and save.position % PAGE == 0
+            assert save.checkpoint not in self.checkpoints and (not row.drafts or save.position == row.end)
+            if save.position <= row.start + kept:
+                self.checkpoints[save.checkpoint] = drafted[: save.position]
         self.computed_tokens += len(row.tokens)
-        return self.answer(row, context, end)
+        return result
 
-    def answer(self, row: Row, context: Prefix, end: int) -> RowResult:
-        echo: tuple[TokenLogprob, ...] = ()
-        if row.sampling.prompt_logprobs is not None:
-            targets = context[row.start + 1 : min(end + 1, row.prompt_tokens)]
-            echo = tuple(TokenLogprob(token, -1.0) for token in targets)
-        if not row.sample:
+    def run_ahead(self, row: Segment, result: RowResult) -> None:
+        """The next row, before anybody has seen the token; it needs the page that the plan has brought."""
+        if not result.error:
+            (token,), page = result.tokens, self.tables[row.slot][row.end // PAGE]
+            self.states[row.slot] += (token,)
+            self.pages[page] = self.states[row.slot][: (row.end // PAGE + 1) * PAGE]
+            if row.end < PAGE:
+                self.slot_sinks[row.slot] = self.states[row.slot]
+            self.ahead[row.slot] = row.request_id, row.end
+
+    def answer(self, row: Segment, given: SamplingInput | None) -> RowResult:
+        if given is None:
+            assert row.sampled == row.scored == 0
+            return RowResult(row.request_id)
+        targets = given.context[row.start + 1 : row.start + 1 + row.scored]
+        echo = tuple(TokenLogprob(token, -1.0) for token in targets)
+        if not row.sampled:
             return RowResult(row.request_id, prompt_logprobs=echo)
-        assert end == len(context)
-        token = next_token(context)
-        generated = end - row.prompt_tokens
-        if generated < row.sampling.min_tokens:
-            while token in row.sampling.stop_token_ids:
+
+        def choose(drafts: int) -> RowResult:
+            token = self.choose(given.behind(row.drafts[:drafts]))
+            return RowResult(row.request_id, (token,), (TokenLogprob(token, -0.5),))
+
+        return replace(follow_drafts(row.drafts, choose), prompt_logprobs=echo)
+
+    @staticmethod
+    def choose(given: SamplingInput) -> int:
+        token = next_token(tuple(given.context))
+        if given.generated < given.sampling.min_tokens:
+            while token in given.sampling.stop_token_ids:
                 token = (token + 1) % VOCAB
-        return RowResult(row.request_id, (token,), (TokenLogprob(token, -0.5),), echo)
+        return token
 
     def check_stores(self) -> None:
         """Once nothing is pending, the host store holds exactly what the cache believes, at the right prefix."""

@@ -24,7 +24,7 @@ def test_a_paused_request_is_left_out_while_others_go_on_and_misses_nothing():
     driver.scheduler.allow("slow", 8)
     driver.scheduler.allow("slow", 7)  # what was allowed once stays so
     driver.scheduler.allow("unknown", 8)
-    assert decoded(driver, 10) == [{"quick"}] + [{"slow", "quick"}] * 3 + [{"quick"}] * 6
+    assert decoded(driver, 10) == [{"slow", "quick"}] * 3 + [{"quick"}] * 7
     driver.scheduler.allow("slow", NO_LIMIT)
     driver.run()
     assert driver.text["slow"] == answer(slow, 200) and driver.text["quick"] == answer(quick, 200)
@@ -32,21 +32,22 @@ def test_a_paused_request_is_left_out_while_others_go_on_and_misses_nothing():
     driver.assert_idle_is_clean()
 
 
-def test_a_plan_says_when_the_next_one_may_have_other_rows():
+def test_nobody_is_let_ahead_into_a_pause_and_who_comes_back_joins_at_once():
     driver = Driver()
     driver.submit(prose(100), max_tokens=200, id="slow", allowed=5)
     driver.submit(prose(100, seed=1), max_tokens=200, id="quick")
     decoded(driver, 10)
     driver.scheduler.allow("slow", 8)
     decoded(driver, 10)
-    decoding = [(len(plan.decode), plan.changes) for plan in driver.plans if not plan.prefill]
-    first = [(2, False)] * 3 + [(2, True)]
-    assert decoding[: len(first)] == first, "it is left out behind its last token"
-    back = decoding.index((1, True))
-    assert decoding[len(first) : back] == [(1, False)] * (back - len(first))
-    assert decoding[back : back + 5] == [(1, True), (2, False), (2, False), (2, True), (1, False)], (
-        "and comes announced"
-    )
+    decoding = [
+        ({row.request_id for row in plan.decode}, {plan.decode[i].request_id for i in plan.may_follow})
+        for plan in driver.plans
+        if not plan.prefill
+    ]
+    both, quick = {"slow", "quick"}, {"quick"}
+    assert decoding[:5] == [(both, both)] * 3 + [(both, quick), (quick, quick)], "it ends before it would be ahead"
+    back = next(i for i in range(5, 20) if decoding[i][0] == both)
+    assert decoding[back : back + 4] == [(both, both)] * 2 + [(both, quick), (quick, quick)]
 
 
 def test_with_nobody_else_there_is_nothing_to_compute_and_an_abort_ends_it():

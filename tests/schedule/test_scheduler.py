@@ -189,14 +189,12 @@ def test_streams_stay_fluent_beside_a_long_prefill():
 
 def test_prefill_segments_stay_on_the_page_grid():
     driver = Driver(chunk=200, slots=3)
-    for i in range(3):
-        driver.submit(prose(777 + i, seed=i), max_tokens=2)
+    lengths = {driver.submit(prose(777 + i, seed=i), max_tokens=2): 777 + i for i in range(3)}
     driver.run()
     for plan in driver.plans:
         for row in plan.prefill:
-            end = row.start + len(row.tokens)
-            assert row.start % PAGE == 0 and (end % PAGE == 0 or end == row.prompt_tokens)
-            assert row.sample == (end == row.prompt_tokens)
+            assert row.start % PAGE == 0 and (row.end % PAGE == 0 or row.end == lengths[row.request_id])
+            assert row.sampled == (row.end == lengths[row.request_id])
 
 
 def test_long_prefill_reports_progress():
@@ -204,7 +202,7 @@ def test_long_prefill_reports_progress():
     name = driver.submit(prose(300), max_tokens=1)
     events = []
     while plan := driver.scheduler.plan_step():
-        events += driver.scheduler.commit(plan, driver.runner.execute(plan))
+        events += driver.scheduler.commit(plan, driver.runner.execute(plan, driver.scheduler.sampling_of(plan)))
     assert events[:2] == [Progress(name, 128, 300), Progress(name, 256, 300)]
     assert isinstance(events[2], Tokens)
 

@@ -20,7 +20,7 @@ from kakera.contract.events import (
     Usage,
 )
 from kakera.contract.request import Request
-from kakera.contract.step import Row, RowResult, StepPlan
+from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan
 from kakera.errors import EngineDied, RequestRefused
 from kakera.run.interface import EngineLimits
 from kakera.run.scripted import Script, ScriptedRunner
@@ -116,9 +116,11 @@ class FakeEngine:
     async def _step(self, request: Request, output: list[int]) -> RowResult:
         context = (*request.tokens, *output)
         start = 0 if not output else len(context) - 1
-        row = Row(request.id, 0, context[start:], start, (), request.sampling, context, len(request.tokens), True)
+        scored = len(request.tokens) - 1 if start == 0 and request.sampling.prompt_logprobs is not None else 0
+        row = Segment(request.id, 0, context[start:], start, sampled=1, scored=scored)
+        given = {request.id: SamplingInput(request.id, request.sampling, context, len(request.tokens))}
         await self._sleep(0)
-        result = await asyncio.to_thread(self.runner.execute, StepPlan(self.steps, prefill=(row,)))
+        result = await asyncio.to_thread(self.runner.execute, StepPlan(self.steps, prefill=(row,)), given)
         self.steps += 1
         return result.rows[0]
 

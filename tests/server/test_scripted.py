@@ -5,7 +5,7 @@ import json
 import pytest
 
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row, StepPlan
+from kakera.contract.step import SamplingInput, Segment, StepPlan
 from kakera.errors import CheckpointError
 from kakera.run.scripted import Script, ScriptedRunner
 
@@ -21,8 +21,9 @@ def play(runner: ScriptedRunner, script: Script, prompt: str, count: int, name: 
     output: list[int] = []
     for step in range(count):
         context = (*tokens, *output)
-        row = Row(name, 0, context[-1:], len(context) - 1, (), Sampling(100, 0), context, len(tokens), True)
-        output += runner.execute(StepPlan(step, decode=(row,))).rows[0].tokens
+        row = Segment(name, 0, context[-1:], len(context) - 1, sampled=1)
+        given = {name: SamplingInput(name, Sampling(100, 0), context, len(tokens))}
+        output += runner.execute(StepPlan(step, decode=(row,)), given).rows[0].tokens
     return output
 
 
@@ -46,8 +47,8 @@ def test_a_match_decides_and_the_others_take_turns(tmp_path):
 
 def test_a_delay_is_kept(tmp_path):
     script = load(tmp_path, {"text": "abc", "delay_ms": 20})
-    row = Row("r", 0, (5,), 0, (), Sampling(5, 0), (5,), 1, True)
-    assert ScriptedRunner(script).execute(StepPlan(0, prefill=(row,))).seconds >= 0.02
+    plan = StepPlan(0, prefill=(Segment("r", 0, (5,), 0, sampled=1),))
+    assert ScriptedRunner(script).execute(plan, {"r": SamplingInput("r", Sampling(5, 0), (5,), 1)}).seconds >= 0.02
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,12 @@ def test_a_wrong_script_is_explained(tmp_path, document, message):
     path.write_text(document)
     with pytest.raises(CheckpointError, match=message):
         Script.load(path)
+
+
+def test_drafts_that_are_the_scripts_own_are_kept(tmp_path):
+    runner = ScriptedRunner(load(tmp_path, {"pieces": [5, 6, 7, 8]}))
+    for drafts, tokens in {(6, 7): (5,), (5, 9): (5, 6), (5, 6): (5, 6, 7), (): (5,)}.items():
+        row = Segment("r", 0, (1, *drafts), 0, sampled=1 + len(drafts))
+        given = SamplingInput("r", Sampling(9, 0, logprobs=0), (1,), 1)
+        (result,) = runner.execute(StepPlan(0, decode=(row,)), {"r": given}).rows
+        assert result.tokens == tokens == tuple(each.token for each in result.logprobs)

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
 from kakera.kv.gpu.attention import can_attend
+
 from kakera.kv.gpu.decode import can_decode
 from kakera.kv.gpu.write import can_write
 from kakera.model.reader import has_kernels

@@ -112,7 +112,7 @@ def step_cost(context: int, batch: int, steps: int) -> StepCost:
 
 
 def _results(plan: StepPlan) -> StepResult:
-    rows = tuple(RowResult(row.request_id, (plan.step % 50_000,) if row.sample else ()) for row in plan.rows)
+    rows = tuple(RowResult(row.request_id, (plan.step % 50_000,) if row.sampled else ()) for row in plan.rows)
     return StepResult(plan.step, rows, 0.008)
 
 

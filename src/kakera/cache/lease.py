@@ -20,11 +20,18 @@ class Lease:
     salt: bytes
     slot: int
     path: list[Node]
-    pages: array[int]  # packed: a step's page table is a copy of its first entries, 12 KB at 192K tokens
+    pages: array[int]
+    sent: int = 0  # first entries of `pages` that are in the slot's table where plans are carried out
     restored: Checkpoint | None = None  # pinned until the restoring step is committed
     rolling: Checkpoint | None = None  # the newest one, pinned while the request runs
     reserved: list[Checkpoint] = field(default_factory=list)  # being saved by the plan in flight
     sink: Sink | None = None  # being saved by the plan in flight
+
+    def send(self, count: int) -> tuple[int, tuple[int, ...]]:
+        """The table's first `count` entries go out with a plan: how many are there already, and those behind them."""
+        known = min(self.sent, count)
+        self.sent = max(self.sent, count)
+        return known, tuple(self.pages[known:count])
 
     @property
     def owned(self) -> array[int]:

@@ -165,6 +165,7 @@ class PrefixCache:
             else:
                 self.device.give(lease.pages[i])
                 lease.pages[i] = node.device
+                lease.sent = min(lease.sent, i)
 
     def publish(self, lease: Lease) -> None:
         """The step saved what was reserved: attach it to the nodes where the request stands, which must be extended."""

@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from kakera.constrain.compiler import Compiler, GrammarFailed, consume, next_tokens
 from kakera.contract.events import INVALID_GRAMMAR
 from kakera.contract.request import Constraint, Sampling, ThinkingBudget
-from kakera.contract.step import Row, RowResult
+from kakera.contract.step import RowResult, SamplingInput
 
 REMEMBERED = 64  # requests; beyond that (and twice the rows of a step) the longest unused is replayed when it returns
 
@@ -46,23 +46,23 @@ class Outputs:
         self._compiler = compiler
         self._positions: OrderedDict[str, Position] = OrderedDict()
 
-    def allowed(self, row: Row) -> Allowed | None:
+    def allowed(self, given: SamplingInput) -> Allowed | None:
         """None: the grammar is complete and nothing may follow. Raises GrammarFailed: then the request fails."""
-        sampling = row.sampling
-        if sampling.thinking is not None and (token := forced(sampling.thinking, row)) is not None:
+        sampling = given.sampling
+        if sampling.thinking is not None and (token := forced(sampling.thinking, given)) is not None:
             return Allowed(forced=token)
         if sampling.constraint is None:
             return ANYTHING
-        position = self._position(row.request_id, sampling.constraint, row.context[row.prompt_tokens :])
-        return position.allowed(sampling, len(row.context) - row.prompt_tokens)
+        position = self._position(given.request_id, sampling.constraint, given.output)
+        return position.allowed(sampling, given.generated)
 
-    def took(self, row: Row, token: int) -> bool:
+    def took(self, given: SamplingInput, token: int) -> bool:
         """Whether the answer is complete with this token. Raises GrammarFailed if it was not allowed."""
-        constraint = row.sampling.constraint
+        constraint = given.sampling.constraint
         if constraint is None:
             return False
-        output = [*row.context[row.prompt_tokens :], token]
-        return self._position(row.request_id, constraint, output).complete and token not in self._compiler.ends
+        output = [*given.output, token]
+        return self._position(given.request_id, constraint, output).complete and token not in self._compiler.ends
 
     def _position(self, request_id: str, constraint: Constraint, output: Sequence[int]) -> Position:
         position = self._positions.get(request_id)
@@ -122,17 +122,16 @@ class Position:
         return Allowed(bytes(bits)) if any(bits) else None
 
 
-def forced(budget: ThinkingBudget, row: Row) -> int | None:
+def forced(budget: ThinkingBudget, given: SamplingInput) -> int | None:
     """The token that ends reasoning whose budget is used up."""
-    over = len(row.context) - row.prompt_tokens - budget.tokens
+    over = given.generated - budget.tokens
     if not 0 <= over < len(budget.close):
         return None
-    reasoning = row.context[row.prompt_tokens :]
+    reasoning = given.output
     return None if any(end in reasoning for end in budget.ends) else budget.close[over]
 
 
-def grammar_failure(row: Row, error: GrammarFailed) -> RowResult:
+def grammar_failure(given: SamplingInput, error: GrammarFailed) -> RowResult:
     """The row fails by its own request's grammar: what no look at its beginning could tell."""
-    place = len(row.context) - row.prompt_tokens
-    text = f"the request's grammar can not be followed beyond token {place} of the answer: {error}"
-    return RowResult(row.request_id, error=text, code=INVALID_GRAMMAR)
+    text = f"the request's grammar can not be followed beyond token {given.generated} of the answer: {error}"
+    return RowResult(given.request_id, error=text, code=INVALID_GRAMMAR)

@@ -6,3 +6,8 @@ Splitting the scan at its multiples is exact in float32, so that chunked, resume
 from __future__ import annotations
 
 PAGE = 64  # tokens, at absolute positions
+
+
+def pages_for(tokens: int) -> int:
+    """Pages that hold so many tokens."""
+    return -(-tokens // PAGE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kakera.contract.grid import PAGE
+from kakera.contract.grid import PAGE, pages_for
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Place, Plan, PlanRow, Wishes
@@ -128,10 +128,6 @@ def cautions(plan: Plan, machine: Machine) -> tuple[str, ...]:
         f"another program that takes memory on {smallest.name} will make it slow; lower --context or --max-running"
     )
     return (*found, line)
-
-
-def pages_for(tokens: int) -> int:
-    return -(-tokens // PAGE)
 
 
 def _usable_devices(spec: ModelSpec, wishes: Wishes, machine: Machine) -> Machine:

@@ -16,17 +16,19 @@ from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.constrain.compiler import Compiler
 from kakera.constrain.output import Outputs
+from kakera.contract.grid import pages_for
 from kakera.errors import UsageError
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
+from kakera.run.chooser import Chooser
 from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs
+from kakera.run.page_tables import PageTables
 from kakera.run.pinned_store import PinnedStore, pinned_segments
 from kakera.run.runner import TorchRunner
 from kakera.run.side_stream import SideStream
@@ -94,14 +96,15 @@ def build_engine(
     compiler = Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos)
     if grammars:
         compiler.prepare()
+    tables = PageTables(plan.slots, pages_for(plan.context), device)
     graphs = None
     if model.capturable and kv.backend.capturable:  # all of a decode step is kernels
-        graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
+        graphs = DecodeGraphs(model, kv, states, tables)
     store: Store = HostStore(shape, kv.store, states)
     if segments is not None and target.staged is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
         store = PinnedStore(shape, kv.store, states, sizes, segments.result(), target.staged, side)
-    runner = TorchRunner(model, kv, states, store, Outputs(compiler), graphs)
+    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs)
     if target.has_cards:
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):

@@ -38,7 +38,7 @@ class LocalEngine:
         if plan is None:
             return self._take_unseen() + self.scheduler.take_events()
         try:
-            result = self.runner.execute(plan)
+            result = self.runner.execute(plan, self.scheduler.sampling_of(plan))
         except BaseException:
             self._unseen += self.scheduler.commit(plan, StepResult(plan.step, (), 0.0))
             raise

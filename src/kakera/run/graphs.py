@@ -13,21 +13,20 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from kakera.contract.grid import PAGE
-from kakera.contract.step import Row
+from kakera.contract.step import Segment
 from kakera.kv.batch import Batch, SingleTokens, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.run.page_tables import PageTables
 
 MOST_ROWS = 32  # a graph for each number of rows; more rows, which are bound by arithmetic, are launched one by one
 
 
-class Outputs(NamedTuple):
+class ForwardOutput(NamedTuple):
     """Hidden states [R, H] and logits [R, vocabulary] of some rows, valid until the next replay."""
 
     hidden_RH: Tensor
@@ -37,32 +36,25 @@ class Outputs(NamedTuple):
 @dataclass(frozen=True)
 class _Captured:
     graph: torch.cuda.CUDAGraph
-    outputs: Outputs
+    outputs: ForwardOutput
 
 
 _Key = tuple[str, int, int]  # of a row in a step: request, slot, start
 
 
 class DecodeGraphs:
-    """The graphs of one model on one device, and their inputs, which lie where they were captured.
+    """The graphs of one model on one device, and their inputs, which lie where they were captured."""
 
-    The page table of a slot stays on the device; it is sent again when a page is added to it.
-    """
-
-    def __init__(
-        self, model: HybridModel, kv: KVCache, states: StatePool, slots: int, pages: int, device: torch.device
-    ):
-        """`pages`: of the longest request."""
-        self._model, self._kv, self._states = model, kv, states
-        self._tables_SP = torch.zeros(slots, pages, dtype=torch.int32, device=device)
-        self._numbers_3R = torch.zeros(3, slots, dtype=torch.int64, device=device)  # tokens, starts, slots
+    def __init__(self, model: HybridModel, kv: KVCache, states: StatePool, tables: PageTables):
+        self._model, self._kv, self._states, self._tables_SP = model, kv, states, tables.ids_SP
+        slots, device = len(tables.ids_SP), tables.ids_SP.device
+        self._numbers_4R = torch.zeros(4, slots, dtype=torch.int64, device=device)  # tokens, rope, starts, slots
         pinned = device.type == "cuda"
         # two are sent between waits; one that is on its way must not be written
-        self._hosts = cycle([torch.zeros(3, slots, dtype=torch.int64, pin_memory=pinned) for _ in range(4)])
-        self._in_table: list[tuple[str, int]] = [("", 0)] * slots  # request and number of pages
+        self._hosts = cycle([torch.zeros(4, slots, dtype=torch.int64, pin_memory=pinned) for _ in range(4)])
         self._captured: list[_Captured] = []
         self._ahead: dict[_Key, int] = {}  # rows of the step that runs ahead, and which of `_found` each is
-        self._found: Outputs | None = None
+        self._found: ForwardOutput | None = None
 
     @torch.inference_mode()
     def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -70,7 +62,7 @@ class DecodeGraphs:
         lie in one place for all (a place each: 524 MB for 32 rows of 248,320 logits). Slots and pages are overwritten:
         nothing may run yet."""
         device, most = self._tables_SP.device, min(len(self._tables_SP), MOST_ROWS)
-        self._numbers_3R[2] = torch.arange(len(self._tables_SP), device=device)
+        self._numbers_4R[3] = torch.arange(len(self._tables_SP), device=device)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         captured: list[_Captured] = []
@@ -78,9 +70,9 @@ class DecodeGraphs:
         for count in range(most, 0, -1):
             with torch.cuda.stream(stream):
                 passed = self._pass(count)  # loads what is not loaded yet, which a capture can not
-                into = into or Outputs(*(torch.empty_like(tensor) for tensor in passed))
+                into = into or ForwardOutput(*(torch.empty_like(tensor) for tensor in passed))
             del passed
-            graph, outputs = torch.cuda.CUDAGraph(), Outputs(*(tensor[:count] for tensor in into))
+            graph, outputs = torch.cuda.CUDAGraph(), ForwardOutput(*(tensor[:count] for tensor in into))
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 for to, tensor in zip(outputs, self._pass(count), strict=True):
                     to.copy_(tensor)
@@ -96,56 +88,55 @@ class DecodeGraphs:
         """Of the largest step that has a graph."""
         return len(self._captured)
 
-    def outputs(self, rows: Sequence[Row]) -> Outputs | None:
-        """Of a step's decode rows, by a replay, or by the one that ran ahead; None if no graph is for such rows. Waits
-        for nothing; all replays before must have been waited for. Raises RuntimeError if only some rows ran ahead."""
+    def outputs(self, rows: Sequence[Segment]) -> tuple[Sequence[Segment], ForwardOutput | None]:
+        """Of a step's decode rows: by the replay that ran ahead, or by one now. Returns for which rows, and their
+        outputs in the same order; the others have no graph. Waits for nothing; all replays before must have been
+        waited for. What ran ahead of a row that is not here is void."""
         ahead, self._ahead = self._ahead, {}
-        if not 0 < len(rows) <= self.rows or any(len(row.tokens) != 1 for row in rows):
-            return None
-        places = [ahead.get((row.request_id, row.slot, row.start)) for row in rows]
-        if all(place is None for place in places):
-            return self._replay(rows)
+        followed = [row for row in rows if _key(row) in ahead]
+        late = [row for row in rows if _key(row) not in ahead]
+        fits = 0 < len(late) <= self.rows and all(len(row.tokens) == 1 for row in late)
+        if not followed:
+            return (late, self._replay(late)) if fits else ((), None)
+        found = self._taken([ahead[_key(row)] for row in followed], fits)
+        if not fits:
+            return followed, found
+        replayed = self._replay(late)
+        return [*followed, *late], ForwardOutput(*(torch.cat(pair) for pair in zip(found, replayed, strict=True)))
+
+    def _taken(self, places: list[int], copied: bool) -> ForwardOutput:
+        """These of the outputs that ran ahead; `copied`: they outlive the next replay."""
         found = self._found
         assert found is not None
-        if places == list(range(len(found.hidden_RH))):
+        if places == list(range(len(found.hidden_RH))) and not copied:
             return found
-        if None in places:  # their states are ahead: neither can be computed again, and no scheduler asks for it
-            raise RuntimeError(f"{places.count(None)} of {len(rows)} decode rows did not run ahead with the others")
         index_R = torch.tensor(places, device=found.hidden_RH.device)
-        return Outputs(found.hidden_RH[index_R], found.logits_RV[index_R])
+        return ForwardOutput(found.hidden_RH[index_R], found.logits_RV[index_R])
 
-    def run_ahead(self, rows: Sequence[Row], tokens_R: Tensor) -> None:
-        """Launch the step behind `rows`, whose outputs were the last taken, with the tokens [R] chosen from them. Does
-        nothing if a row needs a page that it does not have yet, or if all of them end by their length now."""
-        ends = [len(row.context) + 1 - row.prompt_tokens >= row.sampling.max_tokens for row in rows]
-        if all(ends) or any((row.start + 1) // PAGE >= len(row.pages) for row in rows):
+    def run_ahead(self, rows: Sequence[Segment], places: list[int], tokens_R: Tensor) -> None:
+        """Launch the step behind `rows`, which are among those whose outputs were the last taken; the token chosen from
+        row i's is tokens_R[places[i]]. Does nothing without a graph of so many."""
+        if len(rows) > self.rows:
             return
-        self._send_numbers([(0, row.start + 1, row.slot) for row in rows])
-        self._numbers_3R[0, : len(rows)] = tokens_R
+        numbers = zip(places, rows, strict=True)
+        self._send_numbers([(i, row.rope_positions[0] + 1, row.start + 1, row.slot) for i, row in numbers])
+        into_R = self._numbers_4R[0, : len(rows)]
+        into_R.copy_(tokens_R if places == list(range(len(tokens_R))) else tokens_R[into_R])
         captured = self._captured[len(rows) - 1]
         captured.graph.replay()
         self._found = captured.outputs
         self._ahead = {(row.request_id, row.slot, row.start + 1): i for i, row in enumerate(rows)}
 
-    def _replay(self, rows: Sequence[Row]) -> Outputs:
-        for row in rows:
-            self._send_table(row)
-        self._send_numbers([(row.tokens[0], row.start, row.slot) for row in rows])
+    def _replay(self, rows: Sequence[Segment]) -> ForwardOutput:
+        self._send_numbers([(row.tokens[0], row.rope_positions[0], row.start, row.slot) for row in rows])
         captured = self._captured[len(rows) - 1]
         captured.graph.replay()
         return captured.outputs
 
-    def _send_numbers(self, numbers_R3: list[tuple[int, int, int]]) -> None:
-        host_3R = next(self._hosts)
-        host_3R[:, : len(numbers_R3)] = torch.tensor(numbers_R3).t()
-        self._numbers_3R.copy_(host_3R, non_blocking=True)
-
-    def _send_table(self, row: Row) -> None:
-        known = (row.request_id, len(row.pages))
-        if self._in_table[row.slot] != known:
-            pages_P = np.array(row.pages, dtype=np.int32)
-            self._tables_SP[row.slot, : len(pages_P)] = torch.from_numpy(pages_P).to(self._tables_SP.device)
-            self._in_table[row.slot] = known
+    def _send_numbers(self, numbers_R4: list[tuple[int, int, int, int]]) -> None:
+        host_4R = next(self._hosts)
+        host_4R[:, : len(numbers_R4)] = torch.tensor(numbers_R4).t()
+        self._numbers_4R.copy_(host_4R, non_blocking=True)
 
     def seconds(self, rows: int, repeats: int = 20) -> float:
         """Of the device for one replay with `rows` rows, one after the other: for benchmarks, because it takes every
@@ -159,14 +150,17 @@ class DecodeGraphs:
         return float(before.elapsed_time(after)) / 1e3 / repeats
 
     def forget(self, slot: int) -> None:
-        """The slot gets another content: its pages may be others under the same name, and what ran ahead is void."""
-        self._in_table[slot] = ("", 0)
+        """The slot gets another content: what ran ahead is void."""
         self._ahead = {key: place for key, place in self._ahead.items() if key[1] != slot}
 
-    def _pass(self, count: int) -> Outputs:
-        tokens_R, starts_R, slots_R = self._numbers_3R[:, :count]
+    def _pass(self, count: int) -> ForwardOutput:
+        tokens_R, rope_R, starts_R, slots_R = self._numbers_4R[:, :count]
         singles = SingleTokens(starts_R, slots_R, self._tables_SP.index_select(0, slots_R))
         spans = tuple(Span(i, 1, 0, i, slots_R) for i in range(count))  # read for their number: `Batch.singles`
-        batch = Batch(tokens_R, starts_R, decode=spans, prefill=(), logit_rows=slots_R, singles=singles)
+        batch = Batch(tokens_R, rope_R, decode=spans, prefill=(), logit_rows=slots_R, singles=singles)
         hidden_RH = self._model.hidden(batch, self._kv.backend, self._states)
-        return Outputs(hidden_RH, self._model.logits(hidden_RH))
+        return ForwardOutput(hidden_RH, self._model.logits(hidden_RH))
+
+
+def _key(row: Segment) -> _Key:
+    return row.request_id, row.slot, row.start

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from kakera.contract.events import EngineStats, Event, Flushed
 from kakera.contract.request import NO_LIMIT, Request
-from kakera.contract.step import StepPlan, StepResult
+from kakera.contract.step import SamplingInput, StepPlan, StepResult
 
+NOTHING_SAMPLED: Mapping[str, SamplingInput] = MappingProxyType({})
 PROBE = "health-"  # ids of requests by which a server sees whether a token comes; scripts spend no stream on them
 
 
 class Runner(Protocol):
     """Carries out step plans on a device, or pretends to (scripted). Decides nothing."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step to its end. A row that fails gets `RowResult.error`; raising means that the device is lost."""
+    def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
+        """Run one step to its end. `sampling` has an entry for each row that is sampled or scored. A row that
+        fails gets `RowResult.error`; raising means that the device is lost."""
         ...
 
 

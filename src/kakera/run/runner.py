@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
+import msgspec
 import torch
 from torch import Tensor
 
-from kakera.constrain.compiler import GrammarFailed
-from kakera.constrain.output import Outputs, grammar_failure
 from kakera.contract.events import TokenLogprob
 from kakera.contract.step import (
     Action,
@@ -21,9 +19,10 @@ from kakera.contract.step import (
     PromotePages,
     ResetSlot,
     RestoreCheckpoint,
-    Row,
     RowResult,
+    SamplingInput,
     SaveSink,
+    Segment,
     StepPlan,
     StepResult,
 )
@@ -32,10 +31,11 @@ from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.sizes import HEAD_PIECE_ROWS
+from kakera.run.chooser import Chooser, Drawn
 from kakera.run.graphs import DecodeGraphs
+from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.logprobs import logprobs_of
-from kakera.run.sampler import Launched, Sampled, collect, launch
-from kakera.run.sampling_wishes import NO_WISH, Wish, wish_of
+from kakera.run.page_tables import PageTables
 from kakera.run.store import Store
 
 log = logging.getLogger(__name__)
@@ -49,15 +49,6 @@ class _Staged:
     tensors: CheckpointTensors
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """Tokens on their way; a result in place of a wish stands for a row that gets none."""
-
-    rows: tuple[Row, ...]
-    wishes: tuple[Wish | RowResult, ...]
-    launched: Launched
-
-
 class TorchRunner:
     def __init__(
         self,
@@ -65,7 +56,8 @@ class TorchRunner:
         kv: KVCache,
         states: StatePool,
         store: Store,
-        outputs: Outputs,
+        tables: PageTables,
+        chooser: Chooser,
         graphs: DecodeGraphs | None = None,
     ):
         """`graphs`: for decode steps."""
@@ -73,12 +65,13 @@ class TorchRunner:
         self.kv = kv
         self.states = states
         self.store = store
-        self.outputs = outputs
+        self.tables = tables
+        self.chooser = chooser
         self.graphs = graphs
         self.device = states.state_LSVKD.device
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
         """Run one step. A forward pass that raises fails every row of the step, because their live states may have been
         updated in some layers and not in others; requests without a row in it go on. A row that fails behind the
         layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more.
@@ -89,7 +82,7 @@ class TorchRunner:
         results: tuple[RowResult, ...] = ()
         if plan.rows:
             try:
-                results = self._forward(plan)
+                results = self._forward(plan, sampling)
             except Exception as error:  # whatever it is: the engine outlives it, and says so
                 log.exception("step %d failed", plan.step)
                 touch(self.device)
@@ -100,55 +93,80 @@ class TorchRunner:
             self._apply(action)
         return StepResult(plan.step, results, time.perf_counter() - began)
 
-    def _forward(self, plan: StepPlan) -> tuple[RowResult, ...]:
+    def _forward(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
+        self.tables.update(plan.rows)
         loaded = {action.slot for action in plan.before if isinstance(action, RestoreCheckpoint)}
         if any(row.slot in loaded for row in plan.decode):  # else decode need not wait for what others go on from
             self.store.arrive()
-        replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else None
+        rows, replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else ((), None)
         if self.graphs is None or replayed is None:
-            return self._compute(plan)
-        self._save_behind(plan.decode, replayed.hidden_RH)
-        drawn = self._draw(plan.decode, replayed.logits_RV)
-        if plan.prefill:
-            beside = self._compute(replace(plan, decode=()))
-        else:
-            beside = ()
-            if not plan.changes:
-                self.graphs.run_ahead(plan.decode, drawn.launched.tokens_R)
-        chosen = self._collect(drawn)  # what is not finite in hidden states is not in logits
-        return (*(chosen[row.request_id] for row in plan.decode), *beside)
+            return self._compute(plan, sampling)
+        self._save_behind(rows, replayed.hidden_RH)
+        drawn = self._draw(rows, sampling, replayed.logits_RV)
+        places = {row.request_id: i for i, row in enumerate(rows)}
+        others = tuple(row for row in plan.decode if row.request_id not in places)
+        if plan.may_follow and not others:
+            following = [plan.decode[i] for i in plan.may_follow]
+            self.graphs.run_ahead(following, [places[row.request_id] for row in following], drawn.launched.tokens_R)
+        rest = msgspec.structs.replace(plan, decode=others)
+        beside = self._compute(rest, sampling) if rest.rows else ()
+        chosen = self.chooser.collect(drawn)  # what is not finite in hidden states is not in logits
+        return (*(chosen[row.request_id] for row in rows), *beside)
 
-    def _compute(self, plan: StepPlan) -> tuple[RowResult, ...]:
+    def _compute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
         """All rows of the plan, launch by launch."""
         self.store.arrive()
         batch, staged = self._batch(plan)
+        drafted = [row.slot for row in plan.decode if row.drafts]
+        before = {slot: [live[:, slot].clone() for live in self._live()] for slot in drafted}
         hidden_TH = self.model.hidden(batch, self.kv.backend, self.states)
-        sampling = [row for row in plan.rows if row.sample]
-        drawn = self._draw(sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampling else None
+        sampled = [row for row in plan.rows if row.sampled]
+        drawn = self._draw(sampled, sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampled else None
         for item in staged:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
-        self._save_behind(plan.decode, [hidden_TH[span.offset + span.count - 1] for span in batch.decode])
-        chosen = self._collect(drawn) if drawn else {}
-        finite = _finite_spans(hidden_TH, batch.spans)
+        chosen = self.chooser.collect(drawn) if drawn else {}
+        kept = [_kept(row, chosen.get(row.request_id)) for row in plan.rows]
+        self._take_back(plan.decode, kept, before)
+        spans = [slice(span.offset, span.offset + count) for span, count in zip(batch.spans, kept, strict=True)]
+        whole = [i for i, row in enumerate(plan.decode) if kept[i] == len(row.tokens)]
+        self._save_behind([plan.decode[i] for i in whole], [hidden_TH[spans[i].stop - 1] for i in whole])
+        finite = _finite_spans(hidden_TH, spans)
         rows = zip(plan.rows, batch.spans, finite, strict=True)
         return tuple(
-            self._result(row, hidden_TH[span.rows], chosen.get(row.request_id))
+            self._result(row, sampling, hidden_TH[span.rows], chosen.get(row.request_id))
             if sound
             else RowResult(row.request_id, error="the model produced values that are not finite")
             for row, span, sound in rows
         )
 
-    def _save_behind(self, rows: Sequence[Row], hidden_RH: Iterable[Tensor]) -> None:
+    def _take_back(self, rows: Sequence[Segment], kept: Sequence[int], before: Mapping[int, Sequence[Tensor]]) -> None:
+        """Rows whose drafts were not all chosen: the states from before the step, then the tokens that stay once more.
+        What lies behind those in pages and rings is overwritten by the tokens that come there."""
+        again: list[Segment] = []
+        for row, count in zip(rows, kept, strict=False):
+            if count < len(row.tokens):
+                for live, saved in zip(self._live(), before[row.slot], strict=True):
+                    live[:, row.slot] = saved
+                again.append(_without_drafts(row, count))
+        if again:
+            batch, _ = self._batch(StepPlan(0, decode=tuple(again)))
+            self.model.hidden(batch, self.kv.backend, self.states)
+
+    def _live(self) -> tuple[Tensor, Tensor]:
+        """The recurrent states, slots at dimension 1."""
+        return self.states.state_LSVKD, self.states.conv_LSWC
+
+    def _save_behind(self, rows: Sequence[Segment], hidden_RH: Iterable[Tensor]) -> None:
         """Checkpoints at the end of decode rows are what their slots hold now."""
         for row, hidden_H in zip(rows, hidden_RH, strict=True):
             for save in row.saves:
-                if save.position == row.end:
-                    checkpoint = self.store.new_checkpoint(save.position)
-                    self.states.save(row.slot, checkpoint)
-                    self.kv.store.save_window(row.slot, checkpoint)
-                    if checkpoint.hidden_H is not None:
-                        checkpoint.hidden_H.copy_(hidden_H)
-                    self.store.keep_checkpoint(save.checkpoint, checkpoint)
+                assert save.position == row.end, "a decode row is saved behind its last token"
+                checkpoint = self.store.new_checkpoint(save.position)
+                self.states.save(row.slot, checkpoint)
+                self.kv.store.save_window(row.slot, checkpoint)
+                if checkpoint.hidden_H is not None:
+                    checkpoint.hidden_H.copy_(hidden_H)
+                self.store.keep_checkpoint(save.checkpoint, checkpoint)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
         device = self.device
@@ -157,18 +175,15 @@ class TorchRunner:
         logit_rows: list[int] = []
         offset = 0
         for i, row in enumerate(plan.rows):
-            inside = [save for save in row.saves if i >= len(plan.decode) or save.position < row.end]
+            inside = row.saves if i >= len(plan.decode) else ()
             saves = [_Staged(save.checkpoint, self.store.new_checkpoint(save.position)) for save in inside]
             staged += saves
-            pages = torch.from_numpy(np.array(row.pages, dtype=np.int64)).to(device)
-            spans.append(
-                Span(offset, len(row.tokens), row.start, row.slot, pages, tuple(Save(s.tensors) for s in saves))
-            )
+            into = tuple(Save(each.tensors) for each in saves)
+            spans.append(Span(offset, len(row.tokens), row.start, row.slot, self.tables.of(row), into))
             offset += len(row.tokens)
-            if row.sample:
-                logit_rows.append(offset - 1)
+            logit_rows += range(offset - row.sampled, offset)
         tokens = [token for row in plan.rows for token in row.tokens]
-        positions = [p for row in plan.rows for p in range(row.start, row.start + len(row.tokens))]
+        positions = [position for row in plan.rows for position in row.rope_positions]
         batch = Batch(
             tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),
             positions_T=torch.tensor(positions, dtype=torch.int64, device=device),
@@ -178,66 +193,36 @@ class TorchRunner:
         )
         return batch, staged
 
-    def _draw(self, rows: Sequence[Row], logits_RV: Tensor) -> _Drawn:
-        """Queue the choice of tokens; waits for nothing."""
-        wishes = tuple(self._wish(row, logits_RV.shape[-1]) for row in rows)
-        known = [NO_WISH if isinstance(wish, RowResult) else wish for wish in wishes]
-        return _Drawn(tuple(rows), wishes, launch(known, logits_RV))
+    def _draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawn:
+        return self.chooser.draw([sampling[row.request_id] for row in rows], [row.drafts for row in rows], logits_RV)
 
-    def _collect(self, drawn: _Drawn) -> dict[str, RowResult]:
-        """Request id -> its token, or the error text if this row alone can not be sampled."""
-        found = zip(drawn.rows, drawn.wishes, collect(drawn.launched), strict=True)
-        return {
-            row.request_id: wish if isinstance(wish, RowResult) else self._took(row, sampled)
-            for row, wish, sampled in found
-        }
-
-    def _wish(self, row: Row, vocabulary: int) -> Wish | RowResult:
-        """A row whose grammar can not say what it allows fails; nothing is ever sampled without its mask."""
+    def _result(
+        self, row: Segment, sampling: Mapping[str, SamplingInput], hidden_NH: Tensor, chosen: RowResult | None
+    ) -> RowResult:
+        if row.scored == 0 or (chosen is not None and chosen.error):
+            return chosen or RowResult(row.request_id)
         try:
-            allowed = self.outputs.allowed(row)
-            return RowResult(row.request_id, complete=True) if allowed is None else wish_of(row, allowed, vocabulary)
-        except GrammarFailed as error:
-            return grammar_failure(row, error)
-        except Exception as error:  # one request's wishes must not end the others
-            return RowResult(row.request_id, error=f"sampling failed: {error}")
-
-    def _took(self, row: Row, sampled: Sampled) -> RowResult:
-        if sampled.error:
-            return RowResult(row.request_id, error=f"sampling failed: {sampled.error}")
-        try:
-            complete = self.outputs.took(row, sampled.token)
-        except GrammarFailed as error:
-            return grammar_failure(row, error)
-        except Exception as error:
-            return RowResult(row.request_id, error=f"sampling failed: {error}")
-        logprobs = (sampled.logprob,) if sampled.logprob else ()
-        return RowResult(row.request_id, (sampled.token,), logprobs, complete=complete)
-
-    def _result(self, row: Row, hidden_NH: Tensor, chosen: RowResult | None) -> RowResult:
-        if chosen is not None and chosen.error:
-            return chosen
-        try:
-            prompt = self._prompt_logprobs(row, hidden_NH)
+            prompt = self._prompt_logprobs(row, sampling[row.request_id], hidden_NH[: row.scored])
         except Exception as error:
             return RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
         return replace(chosen or RowResult(row.request_id), prompt_logprobs=prompt)
 
-    def _prompt_logprobs(self, row: Row, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
-        """Row i of the segment predicts prompt token start + i + 1."""
-        wanted = row.sampling.prompt_logprobs
-        if wanted is None:
-            return ()
-        targets = row.context[row.start + 1 : min(row.start + len(row.tokens) + 1, row.prompt_tokens)]
+    def _prompt_logprobs(self, row: Segment, given: SamplingInput, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
+        """Hidden state i of the segment predicts prompt token start + i + 1."""
+        targets = given.context[row.start + 1 : row.start + 1 + row.scored]
         found: list[TokenLogprob] = []
-        for piece in range(0, len(targets), HEAD_PIECE_ROWS):
-            logits_RV = self.model.logits(hidden_NH[piece : min(piece + HEAD_PIECE_ROWS, len(targets))])
-            found += logprobs_of(logits_RV, targets[piece : piece + HEAD_PIECE_ROWS], wanted)
+        for piece in range(0, row.scored, HEAD_PIECE_ROWS):
+            logits_RV = self.model.logits(hidden_NH[piece : piece + HEAD_PIECE_ROWS])
+            found += logprobs_of(
+                logits_RV, targets[piece : piece + HEAD_PIECE_ROWS], given.sampling.prompt_logprobs or 0
+            )
         return tuple(found)
 
     def _apply(self, action: Action) -> None:
-        if self.graphs is not None and isinstance(action, ResetSlot | RestoreCheckpoint):
-            self.graphs.forget(action.slot)
+        if isinstance(action, ResetSlot | RestoreCheckpoint):
+            self.tables.forget(action.slot)
+            if self.graphs is not None:
+                self.graphs.forget(action.slot)
         match action:
             case ResetSlot(slot):
                 self.store.arrive()  # a slot may be given again before what was loaded for it has come
@@ -254,10 +239,21 @@ class TorchRunner:
                 self.store.drop(action)
 
 
-def _finite_spans(hidden_TH: Tensor, spans: Sequence[Span]) -> list[bool]:
+def _kept(row: Segment, result: RowResult | None) -> int:
+    """Tokens of a row that stay: of one with drafts as many as it has yielded, unless it has failed or ended."""
+    return len(result.tokens) if row.drafts and result is not None and result.tokens else len(row.tokens)
+
+
+def _without_drafts(row: Segment, count: int) -> Segment:
+    """Its first tokens, of which nothing is wanted."""
+    tokens, positions = row.tokens[:count], row.positions[:count]
+    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=0, saves=())
+
+
+def _finite_spans(hidden_TH: Tensor, spans: Sequence[slice]) -> list[bool]:
     """Whether each span's hidden states are finite: what is not must not become a page that others hit."""
     finite_T = hidden_TH.sum(-1).isfinite()
-    return torch.stack([finite_T[span.rows].all() for span in spans]).tolist()
+    return torch.stack([finite_T[span].all() for span in spans]).tolist()
 
 
 def touch(device: torch.device) -> None:

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.events import TokenLogprob
-from kakera.contract.step import Row
 from kakera.run.logprobs import Logprobs
+from kakera.run.picks import TOP_BOUND, Pick, flat
 from kakera.run.ranking import in_pieces, top_ids
-from kakera.run.sampling_wishes import TOP_BOUND, Wish, flat, wish_of
 from kakera.run.transfer import Download, upload
 
 SORTED_ROWS = 4  # at a time: beside 5 copies of them torch's sort on a GPU takes about 8 more, 52 MB in all
@@ -52,24 +50,14 @@ class Launched:
     chosen: Download
 
 
-def sample_rows(rows: Sequence[Row], logits_RV: Tensor, allowed: Sequence[Allowed] | None = None) -> list[Sampled]:
-    """Choose a token for each row, among those that `allowed` (one entry a row) lets it have, and wait for it.
-
-    logits_RV: float32 [rows, vocabulary]. Raises ValueError for wishes about tokens outside the vocabulary.
-    """
-    allowed = allowed or [ANYTHING] * len(rows)
-    wishes = [wish_of(row, may, logits_RV.shape[-1]) for row, may in zip(rows, allowed, strict=True)]
-    return collect(launch(wishes, logits_RV))
-
-
 @torch.inference_mode()
-def launch(wishes: Sequence[Wish], logits_RV: Tensor) -> Launched:
+def launch(picks: Sequence[Pick], logits_RV: Tensor) -> Launched:
     """Queue the choice of a token for each row of float32 logits [R, vocabulary], contiguous; waits for nothing.
 
     Beside the logits it takes a copy of them if any row has penalties, bias or a mask, and 4 copies of PIECE_ROWS rows
     or 13 of SORTED_ROWS: with the logits less than the SAMPLER_COPIES of the plan, which are of 64 rows or more.
     """
-    given = flat(wishes, logits_RV.shape[-1])
+    given = flat(picks, logits_RV.shape[-1])
     on = upload(given, logits_RV.device)
     greedy_R = logits_RV.argmax(-1)
     finite_R = logits_RV.gather(-1, greedy_R[:, None]).isfinite()[:, 0]  # NaN and infinity win every argmax
@@ -78,7 +66,7 @@ def launch(wishes: Sequence[Wish], logits_RV: Tensor) -> Launched:
     tokens_R = _drawn(tokens_R, adjusted_RV, on)
     tokens_R = torch.where(on["forced_R"] >= 0, on["forced_R"], tokens_R)
     asked = tuple(given["asked_A"].tolist())
-    alternatives = [wishes[i].sampling.logprobs or 0 for i in asked]
+    alternatives = [picks[i].sampling.logprobs or 0 for i in asked]
     return Launched(
         tokens_R,
         finite_R,

@@ -27,6 +27,7 @@ import json
 import math
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -39,10 +40,10 @@ from kakera.constrain.compiler import Compiler, GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
 from kakera.contract.events import TokenLogprob
 from kakera.contract.grid import PAGE
-from kakera.contract.step import Row, RowResult, StepPlan, StepResult
+from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult, follow_drafts
 from kakera.errors import CheckpointError
 from kakera.run.engine import LocalEngine
-from kakera.run.interface import PROBE
+from kakera.run.interface import NOTHING_SAMPLED, PROBE
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 from kakera.text.tokenizer import Tokenizer
@@ -109,61 +110,64 @@ class ScriptedRunner:
         self._chosen: OrderedDict[str, Stream] = OrderedDict()
         self._outputs = Outputs(Compiler(lambda: script.tokenizer, script.tokenizer.vocab))
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
         began = time.perf_counter()
-        if delay := max((self._stream_of(row).delay_seconds for row in plan.rows if row.sample), default=0.0):
+        sampled = [sampling[row.request_id] for row in plan.rows if row.sampled]
+        if delay := max((self._stream_of(given).delay_seconds for given in sampled), default=0.0):
             time.sleep(delay)
-        return StepResult(plan.step, tuple(map(self._result, plan.rows)), time.perf_counter() - began)
+        results = tuple(self._result(row, sampling.get(row.request_id)) for row in plan.rows)
+        return StepResult(plan.step, results, time.perf_counter() - began)
 
-    def _result(self, row: Row) -> RowResult:
-        prompt = self._prompt_logprobs(row)
-        if not row.sample:
+    def _result(self, row: Segment, given: SamplingInput | None) -> RowResult:
+        if given is None:
+            return RowResult(row.request_id)
+        prompt = _prompt_logprobs(row, given)
+        if not row.sampled:
             return RowResult(row.request_id, prompt_logprobs=prompt)
-        stream, played = self._stream_of(row).tokens, len(row.context) - row.prompt_tokens
+        result = follow_drafts(row.drafts, lambda i: self._play(given.behind(row.drafts[:i])))
+        return replace(result, prompt_logprobs=prompt)
+
+    def _play(self, given: SamplingInput) -> RowResult:
+        """The script's next token."""
+        stream, played = self._stream_of(given).tokens, given.generated
         token = stream[played] if played < len(stream) else self._end
         try:
-            chosen, complete = self._constrained(row, token)
+            chosen, complete = self._constrained(given, token)
         except GrammarFailed as error:
-            return grammar_failure(row, error)
+            return grammar_failure(given, error)
         except ScriptFailed as error:
-            return RowResult(row.request_id, error=f"the script does not follow the request's grammar: {error}")
+            return RowResult(given.request_id, error=f"the script does not follow the request's grammar: {error}")
         if chosen is None:
-            return RowResult(row.request_id, complete=True)
-        wanted = row.sampling.logprobs
+            return RowResult(given.request_id, complete=True)
+        wanted = given.sampling.logprobs
         logprobs = () if wanted is None else (_certain(chosen, wanted),)
-        return RowResult(row.request_id, (chosen,), logprobs, prompt, complete=complete)
+        return RowResult(given.request_id, (chosen,), logprobs, complete=complete)
 
-    def _constrained(self, row: Row, token: int) -> tuple[int | None, bool]:
+    def _constrained(self, given: SamplingInput, token: int) -> tuple[int | None, bool]:
         """The token to play, None if the answer was complete before it, and whether it is complete with it."""
-        constraint = row.sampling.constraint
+        constraint = given.sampling.constraint
         if constraint is not None and not constraint.required:
-            row = replace(row, sampling=replace(row.sampling, constraint=None))
-        allowed = self._outputs.allowed(row)
+            given = replace(given, sampling=replace(given.sampling, constraint=None))
+        allowed = self._outputs.allowed(given)
         if allowed is None:
             return None, True
         if allowed.forced is not None:
             token = allowed.forced
         elif not allowed.permits(token):
             raise ScriptFailed(f"token {token}, {self._tokenizer.token_bytes(token)!r}, is not allowed here")
-        return token, self._outputs.took(row, token)
+        return token, self._outputs.took(given, token)
 
-    def _stream_of(self, row: Row) -> Stream:
-        if row.request_id.startswith(PROBE):
+    def _stream_of(self, given: SamplingInput) -> Stream:
+        name = given.request_id
+        if name.startswith(PROBE):
             return Stream(())
-        if row.request_id not in self._chosen:
-            text = self._tokenizer.decode(row.context[: row.prompt_tokens]) if self._matching else ""
+        if name not in self._chosen:
+            text = self._tokenizer.decode(given.context[: given.prompt_tokens]) if self._matching else ""
             found = next((s for s in self._matching if s.match is not None and s.match in text), None)
-            self._chosen[row.request_id] = found or next(self._turns)
+            self._chosen[name] = found or next(self._turns)
             if len(self._chosen) > REMEMBERED_REQUESTS:
                 self._chosen.popitem(last=False)
-        return self._chosen[row.request_id]
-
-    def _prompt_logprobs(self, row: Row) -> tuple[TokenLogprob, ...]:
-        wanted = row.sampling.prompt_logprobs
-        if wanted is None:
-            return ()
-        predicted = row.context[row.start + 1 : min(row.start + len(row.tokens) + 1, row.prompt_tokens)]
-        return tuple(_certain(token, wanted) for token in predicted)
+        return self._chosen[name]
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,11 @@ class ScriptedRecipe:
         limits = Limits(context=script.context, pages=pages, slots=SLOTS, chunk=CHUNK)
         sizes = CacheSizes(pages, HOST_RECORDS, checkpoint_bytes=1, sink_bytes=1, page_bytes=1, windowed=False)
         return LocalEngine(Scheduler(limits, PrefixCache(sizes), time.monotonic), ScriptedRunner(script))
+
+
+def _prompt_logprobs(row: Segment, given: SamplingInput) -> tuple[TokenLogprob, ...]:
+    targets = given.context[row.start + 1 : row.start + 1 + row.scored]
+    return tuple(_certain(token, given.sampling.prompt_logprobs or 0) for token in targets)
 
 
 def _certain(token: int, alternatives: int) -> TokenLogprob:

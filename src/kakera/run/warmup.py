@@ -6,14 +6,14 @@ So the first request is as fast as the next, and memory that a step takes beside
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kakera.cache.host import CacheSizes
-from kakera.contract.grid import PAGE
+from kakera.contract.grid import PAGE, pages_for
 from kakera.contract.request import Sampling
-from kakera.contract.step import Drop, ResetSlot, RestoreCheckpoint, Row, SavePoint, StepPlan
+from kakera.contract.step import Drop, ResetSlot, RestoreCheckpoint, SamplingInput, SavePoint, Segment, StepPlan
 from kakera.errors import KakeraError
-from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
 from kakera.run.graphs import MOST_ROWS
 from kakera.run.runner import TorchRunner
@@ -32,7 +32,7 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
     total = len(steps) + (min(plan.slots, MOST_ROWS) if runner.graphs is not None else 0)
     tell = progress or (lambda done, of: None)
     for i, step in enumerate(steps):
-        failed = [row.error for row in runner.execute(step).rows if row.error]
+        failed = [row.error for row in runner.execute(step, _sampling(step)).rows if row.error]
         if failed:
             raise KakeraError(f"the first step of {step.token_count} tokens failed: {failed[0]}")
         tell(i + 1, total)
@@ -55,8 +55,11 @@ def prefill_steps(plan: Plan) -> list[StepPlan]:
     return steps
 
 
-def _row(start: int, count: int) -> Row:
-    tokens = tuple(i % 97 for i in range(count))
-    pages = tuple(range((start + count + PAGE - 1) // PAGE))
-    sampling = Sampling(max_tokens=1, seed=0, temperature=0.0)
-    return Row(REQUEST, 0, tokens, start, pages, sampling, tokens, start + count, sample=True)
+def _row(start: int, count: int) -> Segment:
+    pages = tuple(range(pages_for(start + count)))
+    return Segment(REQUEST, 0, tuple(i % 97 for i in range(count)), start, 0, pages, sampled=1)
+
+
+def _sampling(plan: StepPlan) -> dict[str, SamplingInput]:
+    (row,) = plan.rows
+    return {REQUEST: SamplingInput(REQUEST, Sampling(max_tokens=1, seed=0, temperature=0.0), row.tokens, row.end)}

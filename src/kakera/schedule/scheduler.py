@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 from kakera.cache.prefix import PrefixCache
 from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
-from kakera.contract.grid import PAGE
+from kakera.contract.grid import PAGE, pages_for
 from kakera.contract.request import NO_LIMIT, Request
-from kakera.contract.step import Row, RowResult, StepPlan, StepResult
+from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
 from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
+from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
+from kakera.schedule.drafts import Drafter, drafts_of
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -23,16 +25,23 @@ from kakera.schedule.sequence import Sequence
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, cache: PrefixCache, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        cache: PrefixCache,
+        clock: Callable[[], float] = time.monotonic,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """`drafter`: decode rows carry its guesses, and nothing runs ahead of them."""
         self.limits = limits
         self.cache = cache
         self.clock = clock
+        self.drafter = drafter
         self.waiting = WaitingQueue()
         self.running = Running(limits.slots)
         self.admission = Admission(limits, cache, clock)
         self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
         self._in_flight: StepPlan | None = None
-        self._latest = StepPlan(0)
         self._events: list[Event] = []
         self._arrivals = 0
         self._steps = 0
@@ -79,34 +88,28 @@ class Scheduler:
     # Planning
 
     def plan_step(self) -> StepPlan | None:
-        """Decide the next step; None if there is nothing to compute. Commit it before planning again."""
+        """Decide the next step; None if there is nothing to compute. Commit it before planning again. What its tokens
+        are chosen by: `sampling_of`."""
         assert self._in_flight is None, "plan_step before the last plan was committed"
         running = len(self.running)
-        going, coming = self._going()
-        decode = self._decode_rows(going) or self._decode_rows(coming)
-        changes = bool(coming) or any(sequence.pauses for sequence in going)
+        decoding = (sequence for sequence in self._decoding() if self._has_page(sequence))
+        decode = [self._row(s, len(s.tokens), drafts_of(self.drafter, s, self.limits.context)) for s in decoding]
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
             self._admit()
         prompts = self.running.prefilling()
         shares = divide(self.budget.tokens(len(decode)), [s.target - s.computed for s in prompts], self._steps)
         prefill = self._segments(prompts, shares)
+        may_follow = self._let_ahead(decode, bool(prefill))
         if not decode and not prefill:
             return None
         self._steps += 1
         before, after = self.cache.take_actions(), self.cache.sink_actions()
-        self._in_flight = self._latest = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after, changes)
+        self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after, may_follow)
         return self._in_flight
 
-    def _going(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Who decodes now, and who comes back from a pause but has to wait a step: the others' may run already."""
-        decoding = [s for s in self.running.oldest_first() if s.decoding and not s.paused]
-        if self._latest.changes:
-            return decoding, []
-        known = {row.request_id for row in self._latest.rows}
-        return [s for s in decoding if s.id in known], [s for s in decoding if s.id not in known]
-
-    def _decode_rows(self, sequences: list[Sequence]) -> list[Row]:
-        return [self._row(sequence, len(sequence.tokens)) for sequence in sequences if self._has_page(sequence)]
+    def _decoding(self) -> list[Sequence]:
+        """Who decodes in the next step, oldest first. Whoever was let ahead is among them."""
+        return [s for s in self.running.oldest_first() if s.decoding and not s.paused]
 
     def _admit(self) -> None:
         """Whoever can run comes before those that wait for their readers, who lose their places to it."""
@@ -115,7 +118,23 @@ class Scheduler:
                 return
             self._preempt(victim)
 
-    def _segments(self, prompts: list[Sequence], shares: list[int]) -> list[Row]:
+    def _let_ahead(self, decode: list[Segment], beside_prompts: bool) -> tuple[int, ...]:
+        rows = {row.request_id: i for i, row in enumerate(decode)}
+        running = self.running.oldest_first()
+        left_out = [sequence.id for sequence in running if sequence.ahead and sequence.id not in rows]
+        assert not left_out, f"{left_out} were let ahead: their states are a token further than what is planned"
+        last = {sequence.id for sequence in running if sequence.is_last_token(self.limits.context)}
+        may_follow = () if beside_prompts or self.drafter else followers(decode, last)
+        for sequence in running:
+            sequence.ahead = rows.get(sequence.id) in may_follow
+        return may_follow
+
+    def sampling_of(self, plan: StepPlan) -> dict[str, SamplingInput]:
+        """By request, for rows that are sampled or scored. Beside the plan, because it holds what lives on here."""
+        running = (self.running.get(row.request_id) for row in plan.rows if row.sampled or row.scored)
+        return {sequence.id: sequence.sampling_input() for sequence in running if sequence is not None}
+
+    def _segments(self, prompts: list[Sequence], shares: list[int]) -> list[Segment]:
         """Rows of the prompts' shares, cut where the step would save more than it may."""
         rows, left = [], self.limits.saves
         for sequence, share in zip(prompts, shares, strict=True):
@@ -125,20 +144,22 @@ class Scheduler:
                 rows.append(self._row(sequence, end))
         return rows
 
-    def _row(self, sequence: Sequence, end: int) -> Row:
-        lease, sampling = sequence.lease, sequence.request.sampling
+    def _row(self, sequence: Sequence, known: int, drafts: tuple[int, ...] = ()) -> Segment:
+        """The tokens not computed yet, up to number `known`, and guesses behind them."""
+        lease = sequence.lease
         assert lease is not None
+        end, known_all = known + len(drafts), known == len(sequence.tokens)
         saves = sequence.take_saves(end) if self.cache.can_save else []
-        return Row(
+        known_pages, new_pages = lease.send(pages_for(end))
+        return Segment(
             request_id=sequence.id,
             slot=lease.slot,
-            tokens=tuple(sequence.tokens[sequence.computed : end]),
+            tokens=(*sequence.tokens[sequence.computed : known], *drafts),
             start=sequence.computed,
-            pages=lease.pages[: (end + PAGE - 1) // PAGE],
-            sampling=sampling,
-            context=sequence.tokens,
-            prompt_tokens=sequence.prompt_tokens,
-            sample=end == len(sequence.tokens) and sampling.max_tokens > 0,
+            known_pages=known_pages,
+            new_pages=new_pages,
+            sampled=1 + len(drafts) if known_all and sequence.request.sampling.max_tokens > 0 else 0,
+            scored=sequence.scored(end),
             saves=self.cache.reserve(lease, saves),
         )
 
@@ -183,7 +204,7 @@ class Scheduler:
                 self._end(sequence, "abort")
         return self.take_events()
 
-    def _commit_row(self, sequence: Sequence, row: Row, result: RowResult | None) -> None:
+    def _commit_row(self, sequence: Sequence, row: Segment, result: RowResult | None) -> None:
         lease = sequence.lease
         assert lease is not None
         if result is None or result.error:
@@ -192,6 +213,8 @@ class Scheduler:
             self._end(sequence, "error", result.error, result.code)
             return
         tokens, reason = sequence.advance(row, result, self.limits.context)
+        if sequence.computed < row.end:
+            self.cache.forfeit(lease)  # not all drafts stay, so its end was not saved
         self.cache.extend(lease, sequence.keys, sequence.computed // PAGE)
         self.cache.publish(lease)
         if not sequence.aborted:

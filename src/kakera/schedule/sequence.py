@@ -12,7 +12,7 @@ from kakera.cache.tree import page_keys
 from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
 from kakera.contract.grid import PAGE
 from kakera.contract.request import NO_LIMIT, Request, packed
-from kakera.contract.step import Row, RowResult
+from kakera.contract.step import RowResult, SamplingInput, Segment
 from kakera.schedule.loops import LoopGuard
 
 
@@ -40,6 +40,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     echoed: bool = False  # the prompt's log-probabilities were reported
     aborted: bool = False
+    ahead: bool = False  # its next row may have been computed (ahead.py)
     stop_token: int | None = None  # the end token that ended it
     allowed: int = NO_LIMIT  # tokens that its reader lets it generate by now, in all
     loops: LoopGuard | None = None
@@ -75,13 +76,15 @@ class Sequence:
         return self.completion_tokens >= self.allowed
 
     @property
-    def pauses(self) -> bool:
-        """It will be paused by its next token, unless its reader comes further meanwhile."""
-        return self.completion_tokens + 1 >= self.allowed
-
-    @property
     def wants_echo(self) -> bool:
         return self.request.sampling.prompt_logprobs is not None and not self.echoed
+
+    def scored(self, end: int) -> int:
+        """How many tokens of a row up to `end` have successors in the prompt, where the request wants an echo."""
+        return max(0, min(end, self.prompt_tokens - 1) - self.computed) if self.wants_echo else 0
+
+    def sampling_input(self) -> SamplingInput:
+        return SamplingInput(self.id, self.request.sampling, self.tokens, self.prompt_tokens)
 
     def start(self, lease: Lease, match: Match, now: float) -> None:
         """Admitted: the state after `match.position` tokens is about to be in the slot."""
@@ -96,8 +99,23 @@ class Sequence:
         self.lease = None
         self.computed = self.target = 0
         self.saves = []
+        self.ahead = False
         if not self.echoed:
             self.prompt_logprobs = []
+
+    def is_last_token(self, context: int) -> bool:
+        """Whether the next token ends it or pauses it, whatever it is."""
+        most = min(self.request.sampling.max_tokens, self.allowed)
+        return self.completion_tokens + 1 >= most or len(self.tokens) + 1 >= context
+
+    def most_drafts(self, context: int) -> int:
+        """Drafts that its next row may carry: to the page's border, where it is saved, and no further than it may grow.
+
+        So a row needs no page that it would not need anyway, and no step commits across a border.
+        """
+        most = min(self.request.sampling.max_tokens, self.allowed)
+        left = min(most - self.completion_tokens, context - len(self.tokens)) - 1
+        return min(left, -len(self.tokens) % PAGE)
 
     def add_save(self, position: int, kind: Kind) -> None:
         """One more save point ahead of what is computed; a multiple of PAGE."""
@@ -125,7 +143,7 @@ class Sequence:
             passed.append((end, "rolling"))
         return passed
 
-    def advance(self, row: Row, result: RowResult, context: int) -> tuple[list[int], FinishReason | None]:
+    def advance(self, row: Segment, result: RowResult, context: int) -> tuple[list[int], FinishReason | None]:
         """Take in what a row yielded: the tokens that count, and the reason if the sequence ends with them."""
         decoding = self.decoding
         known = len(self.tokens)

@@ -1,4 +1,4 @@
-"""What rows ask of the sampler, on the host: one Wish a row, and the wishes of a batch as a few flat arrays."""
+"""What rows ask of the sampler, on the host: one Pick a token, and the picks of a batch as a few flat arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from kakera.constrain.output import Allowed
 from kakera.contract.request import Sampling
-from kakera.contract.step import Row
+from kakera.contract.step import SamplingInput
 
 TOP_BOUND = 128  # rows with a top_k up to this are drawn from the 128 most likely; others sort the vocabulary
 TEMPERATURES = (1e-30, 1e30)  # float32 can hold these and their inverses
@@ -35,7 +35,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Wish:
+class Pick:
     """How one row's token is to be chosen. `forced`: this token alone; `bits` as in `Allowed`."""
 
     sampling: Sampling
@@ -54,28 +54,28 @@ class Wish:
         return self.sampling.top_k if 0 < self.sampling.top_k <= TOP_BOUND else None
 
 
-NO_WISH = Wish(Sampling(max_tokens=0, seed=0, temperature=0.0))  # holds the place of a row that takes no token
+NO_PICK = Pick(Sampling(max_tokens=0, seed=0, temperature=0.0))  # holds the place of a row that takes no token
 
 
-def wish_of(row: Row, allowed: Allowed, vocabulary: int) -> Wish:
+def pick_of(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Pick:
     """Raises ValueError for a token id outside the vocabulary: on a GPU it would end the engine, not this row alone."""
     if allowed.forced is not None:
         _check(allowed.forced, allowed.forced, vocabulary)
-        return Wish(row.sampling, forced=allowed.forced)
-    noise = uniform(row.sampling.seed, row.sampling.choice, position=len(row.context))
-    return Wish(row.sampling, noise, changes=_changes(row, allowed, vocabulary), bits=allowed.bits)
+        return Pick(given.sampling, forced=allowed.forced)
+    noise = uniform(given.sampling.seed, given.sampling.choice, position=len(given.context))
+    return Pick(given.sampling, noise, changes=_changes(given, allowed, vocabulary), bits=allowed.bits)
 
 
-def _changes(row: Row, allowed: Allowed, vocabulary: int) -> Changes | None:
+def _changes(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Changes | None:
     """Penalties, bias and the minimum length. None if nothing applies."""
-    s = row.sampling
-    too_early = len(row.context) - row.prompt_tokens < s.min_tokens
+    s = given.sampling
+    too_early = given.generated < s.min_tokens
     banned = [t for t in (*allowed.banned, *(s.stop_token_ids if too_early else ())) if 0 <= t < vocabulary]
     per_use = s.presence_penalty or s.frequency_penalty
     if not (banned or per_use or s.repetition_penalty != 1.0 or s.logit_bias):
         return None
-    seen, _ = _distinct(np.array(row.context if s.repetition_penalty != 1.0 else (), np.int32))
-    used, times = _distinct(np.array(row.context[row.prompt_tokens :] if per_use else (), np.int32))
+    seen, _ = _distinct(np.array(given.context if s.repetition_penalty != 1.0 else (), np.int32))
+    used, times = _distinct(np.array(given.output if per_use else (), np.int32))
     bias: dict[int, float] = {}
     for token, value in s.logit_bias:
         bias[token] = bias.get(token, 0.0) + value
@@ -110,32 +110,32 @@ def _ids(tokens: Iterable[int]) -> np.ndarray:
     return np.array([*tokens], np.int64)
 
 
-def flat(wishes: Sequence[Wish], vocabulary: int) -> dict[str, np.ndarray]:
-    """The wishes of R rows; absent wishes are arrays of length 0.
+def flat(picks: Sequence[Pick], vocabulary: int) -> dict[str, np.ndarray]:
+    """The picks of R rows; what nobody asks for is an array of length 0.
 
     forced_R: int64, -1 = free. ids_N: int64, row * vocabulary + token, unique; steps_3N: float32, see Changes.
     masked_G: int64, rows with a mask; bits_GB: uint8, their bits. asked_A: int64, rows that want log-probabilities.
     top_rows_S, full_rows_S: int64, rows drawn from their TOP_BOUND most likely tokens, and from all of them;
     top_numbers_S5, full_numbers_S5: float64, their noise, temperature, top_p, min_p and top_k.
     """
-    drawn = [(i, wish) for i, wish in enumerate(wishes) if wish.drawn]
-    top = [(i, wish) for i, wish in drawn if wish.top_k is not None]
-    full = [(i, wish) for i, wish in drawn if wish.top_k is None]
-    changed = [(i, wish.changes) for i, wish in enumerate(wishes) if wish.changes is not None]
-    masks = {i: wish.bits for i, wish in enumerate(wishes) if wish.bits is not None and wish.forced is None}
+    drawn = [(i, pick) for i, pick in enumerate(picks) if pick.drawn]
+    top = [(i, pick) for i, pick in drawn if pick.top_k is not None]
+    full = [(i, pick) for i, pick in drawn if pick.top_k is None]
+    changed = [(i, pick.changes) for i, pick in enumerate(picks) if pick.changes is not None]
+    masks = {i: pick.bits for i, pick in enumerate(picks) if pick.bits is not None and pick.forced is None}
     return {
-        "forced_R": _ids(-1 if wish.forced is None else wish.forced for wish in wishes),
+        "forced_R": _ids(-1 if pick.forced is None else pick.forced for pick in picks),
         "ids_N": np.concatenate([_ids(()), *(i * vocabulary + changes.ids_N for i, changes in changed)]),
         "steps_3N": np.concatenate(
             [np.empty((3, 0), np.float32), *(changes.steps_3N for _, changes in changed)], axis=1
         ),
         "masked_G": _ids(masks),
         "bits_GB": _packed(masks.values(), -(-vocabulary // 8)),
-        "asked_A": _ids(i for i, wish in enumerate(wishes) if wish.sampling.logprobs is not None),
+        "asked_A": _ids(i for i, pick in enumerate(picks) if pick.sampling.logprobs is not None),
         "top_rows_S": _ids(i for i, _ in top),
-        "top_numbers_S5": _numbers([wish for _, wish in top], vocabulary),
+        "top_numbers_S5": _numbers([pick for _, pick in top], vocabulary),
         "full_rows_S": _ids(i for i, _ in full),
-        "full_numbers_S5": _numbers([wish for _, wish in full], vocabulary),
+        "full_numbers_S5": _numbers([pick for _, pick in full], vocabulary),
     }
 
 
@@ -145,16 +145,16 @@ def _packed(masks: Iterable[bytes], width: int) -> np.ndarray:
     return np.stack(rows) if rows else np.empty((0, width), np.uint8)
 
 
-def _numbers(wishes: Sequence[Wish], vocabulary: int) -> np.ndarray:
+def _numbers(picks: Sequence[Pick], vocabulary: int) -> np.ndarray:
     """float64 [rows, 5]: noise, temperature, top_p, min_p, top_k."""
     rows = [
         (
-            wish.noise,
-            min(max(wish.sampling.temperature, TEMPERATURES[0]), TEMPERATURES[1]),
-            wish.sampling.top_p if wish.sampling.top_p < 1.0 else 2.0,  # 2: rounding must not cut off the last token
-            wish.sampling.min_p,
-            wish.sampling.top_k if 0 < wish.sampling.top_k < vocabulary else vocabulary,
+            pick.noise,
+            min(max(pick.sampling.temperature, TEMPERATURES[0]), TEMPERATURES[1]),
+            pick.sampling.top_p if pick.sampling.top_p < 1.0 else 2.0,  # 2: rounding must not cut off the last token
+            pick.sampling.min_p,
+            pick.sampling.top_k if 0 < pick.sampling.top_k < vocabulary else vocabulary,
         )
-        for wish in wishes
+        for pick in picks
     ]
     return np.array(rows, np.float64).reshape(-1, 5)

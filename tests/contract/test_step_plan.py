@@ -1,0 +1,70 @@
+"""A step plan is a message: it comes out of its bytes as it went in."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kakera.contract.events import TokenLogprob
+from kakera.contract.step import (
+    Action,
+    RowResult,
+    SamplingInput,
+    SavePoint,
+    Segment,
+    StepPlan,
+    StepResult,
+    decode_plan,
+    encode_plan,
+)
+
+number = st.integers(0, 2**31 - 1)
+numbers = st.lists(number, max_size=5).map(tuple)
+pairs = st.lists(st.tuples(number, number), max_size=4).map(tuple)
+KINDS = {"slot": number, "checkpoint": number, "position": number, "sink": number, "pairs": pairs}
+
+
+def action(kind: type) -> st.SearchStrategy:
+    fields = {field.name: KINDS.get(field.name, numbers) for field in msgspec.structs.fields(kind)}
+    if kind.__name__ == "RestoreCheckpoint":
+        fields["sink"] = st.none() | number
+    return st.builds(kind, **fields)
+
+
+actions = st.lists(st.one_of([action(kind) for kind in Action.__args__]), max_size=6).map(tuple)
+segment = st.builds(
+    Segment,
+    request_id=st.text(max_size=40),
+    slot=number,
+    tokens=numbers,
+    start=number,
+    known_pages=number,
+    new_pages=numbers,
+    sampled=st.integers(0, 8),
+    scored=number,
+    saves=st.lists(st.builds(SavePoint, number, number), max_size=3).map(tuple),
+    positions=numbers,
+)
+segments = st.lists(segment, max_size=3).map(tuple)
+plans = st.builds(StepPlan, number, before=actions, decode=segments, prefill=segments, after=actions)
+
+
+@given(plans)
+def test_a_plan_comes_out_of_its_bytes_as_it_went_in(plan):
+    received = decode_plan(encode_plan(plan))
+    assert received == plan and hash(received) == hash(plan)
+    assert [type(each) for each in received.before] == [type(each) for each in plan.before]
+
+
+def test_a_result_comes_out_of_its_bytes_too():
+    logprob = TokenLogprob(3, -0.5, ((3, -0.5), (4, -1.5)))
+    result = StepResult(7, (RowResult("r", (3, 4), (logprob,), complete=True), RowResult("s", error="no")), 0.25)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(result), type=StepResult) == result
+
+
+def test_what_is_chosen_behind_drafts_is_chosen_by_the_text_with_them():
+    given = SamplingInput("r", None, (1, 2, 3), 2)  # type: ignore[arg-type]
+    longer = given.behind((7, 8))
+    assert [*longer.output] == [3, 7, 8] and longer.generated == 3 and given.generated == 1
+    assert given.behind(()) is given
