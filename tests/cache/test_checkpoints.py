@@ -1,10 +1,11 @@
 from kakera.cache.checkpoints import Checkpoints, least_needed
+from kakera.cache.keys import PageKey
 from kakera.cache.tree import Node
 
 
 def publish(registry, kind):
     record = registry.reserve(64, kind)
-    registry.publish(record, Node(None, b""))
+    registry.publish(record, Node(None, PageKey(b"", b"")))
     return record
 
 

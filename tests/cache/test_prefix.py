@@ -3,9 +3,9 @@
 import pytest
 
 from kakera.cache.host import CacheSizes
+from kakera.cache.keys import page_keys
 from kakera.cache.match import Match
 from kakera.cache.prefix import PrefixCache
-from kakera.cache.tree import page_keys
 from kakera.contract.grid import PAGE
 from kakera.contract.step import DemotePages, Drop, PromotePages, ResetSlot, RestoreCheckpoint, SaveSink
 
@@ -20,8 +20,8 @@ def text(count, seed=0):
 
 def serve(cache, tokens, saves=(), salt=b"", slot=0):
     """One request that computes `tokens` in a single step; returns its match."""
-    keys = page_keys(tokens)
-    match = cache.match(keys, salt, len(tokens))
+    keys = page_keys(tokens, salt)
+    match = cache.match(keys, len(tokens))
     lease = cache.acquire(match, len(tokens) // PAGE + 1, slot)
     cache.reserve(lease, [save for save in saves if save[0] > match.position])
     cache.check_integrity()
@@ -34,16 +34,16 @@ def serve(cache, tokens, saves=(), salt=b"", slot=0):
 
 
 def reason(cache, tokens, salt=b""):
-    return cache.match(page_keys(tokens), salt, len(tokens)).reason
+    return cache.match(page_keys(tokens, salt), len(tokens)).reason
 
 
 def test_match_needs_a_checkpoint_and_leaves_a_token_to_compute():
     cache = make()
     tokens = text(4 * PAGE)
     serve(cache, tokens, [(128, "message"), (256, "rolling")])
-    match = cache.match(page_keys(tokens), b"", 256)
+    match = cache.match(page_keys(tokens), 256)
     assert (match.position, match.kv_position) == (128, 192)
-    assert cache.match(page_keys(tokens), b"", 257).position == 256
+    assert cache.match(page_keys(tokens), 257).position == 256
 
 
 def test_every_miss_has_its_reason():
@@ -56,10 +56,10 @@ def test_every_miss_has_its_reason():
     serve(cache, tokens, [(128, "branch"), (256, "message")])
     assert reason(cache, tokens) == ""
     assert reason(cache, tokens[:256] + text(200, seed=1)) == ""  # all that is known is used
-    other = cache.match(page_keys(tokens[:140] + text(200, seed=1)), b"", 340)
+    other = cache.match(page_keys(tokens[:140] + text(200, seed=1)), 340)
     assert other.explain() == "diverged at token 140" and other.position == 128
     assert reason(cache, tokens, salt=b"other") == "cold"
-    cache._room.lose_checkpoint(cache.match(page_keys(tokens), b"", 300).checkpoint)
+    cache._room.lose_checkpoint(cache.match(page_keys(tokens), 300).checkpoint)
     assert reason(cache, tokens) == "evicted checkpoint"
     serve(cache, text(16 * PAGE - 1, seed=2))
     cache.host.limit = 0  # demoted pages can not stay either
@@ -72,7 +72,7 @@ def test_acquire_changes_nothing_if_the_pages_do_not_fit():
     tokens = text(200)
     serve(cache, tokens, [(128, "message")])
     cache.take_actions()
-    match = cache.match(page_keys(tokens), b"", 200)
+    match = cache.match(page_keys(tokens), 200)
     assert cache.acquire(match, 5, slot=0) is None
     assert cache.acquire(match, 4, slot=0, headroom=1) is None
     assert cache.take_actions() == () and cache.available == 4 and not cache.leases
@@ -101,7 +101,7 @@ def test_a_pinned_checkpoint_is_not_evicted_until_its_restore_is_committed():
     tokens = text(130)
     serve(cache, tokens, [(128, "message")])
     keys = page_keys(tokens)
-    lease = cache.acquire(cache.match(keys, b"", 130), 3, slot=0)
+    lease = cache.acquire(cache.match(keys, 130), 3, slot=0)
     assert not cache._room.free_host("system", "checkpoint")
     cache.extend(lease, keys, 2)
     assert cache._room.free_host("system", "checkpoint")
@@ -111,7 +111,7 @@ def test_a_pinned_checkpoint_is_not_evicted_until_its_restore_is_committed():
 
 def test_forfeited_saves_are_dropped_and_their_bytes_return():
     cache = make()
-    lease = cache.acquire(Match(b""), 3, slot=2)
+    lease = cache.acquire(Match(), 3, slot=2)
     (point,) = cache.reserve(lease, [(64, "message")])
     (sink,) = cache.sink_actions()
     assert isinstance(sink, SaveSink) and sink.slot == 2 and cache.host.used == 120
@@ -125,7 +125,7 @@ def test_forfeited_saves_are_dropped_and_their_bytes_return():
 
 def test_release_returns_what_was_reserved_too():
     cache = make()
-    lease = cache.acquire(Match(b""), 3, slot=0)
+    lease = cache.acquire(Match(), 3, slot=0)
     cache.reserve(lease, [(64, "message"), (128, "message")])
     cache.release(lease)
     cache.check_integrity()
@@ -134,7 +134,7 @@ def test_release_returns_what_was_reserved_too():
 
 def test_the_best_save_points_get_the_last_bytes():
     cache = make(host=2 * 100 + 20)
-    lease = cache.acquire(Match(b""), 5, slot=0)
+    lease = cache.acquire(Match(), 5, slot=0)
     points = cache.reserve(lease, [(64, "grid"), (128, "system"), (192, "grid"), (256, "message")])
     assert [point.position for point in points] == [128, 256]
     assert cache.counters["checkpoints_not_saved"] == 2
@@ -145,7 +145,7 @@ def test_a_second_save_at_one_place_is_dropped_and_lends_its_kind():
     tokens = text(130)
     serve(cache, tokens, [(128, "grid")])
     keys = page_keys(tokens)
-    lease = cache.acquire(Match(b"", reason="not used"), 3, slot=0)  # as an echo request does: no match used
+    lease = cache.acquire(Match(reason="not used"), 3, slot=0)  # as an echo request does: no match used
     cache.reserve(lease, [(128, "system")])
     cache.extend(lease, keys, 2)
     cache.publish(lease)
@@ -157,7 +157,7 @@ def test_a_second_save_at_one_place_is_dropped_and_lends_its_kind():
 def test_the_cap_holds_along_a_path():
     cache = make(pages=64, host=10_000, per_path=4)
     tokens = text(40 * PAGE)
-    lease = cache.acquire(Match(b""), 40, slot=0)
+    lease = cache.acquire(Match(), 40, slot=0)
     keys = page_keys(tokens)
     for depth in range(1, 40):
         cache.reserve(lease, [(depth * PAGE, "message")])

@@ -1,11 +1,12 @@
 import time
 
-from kakera.cache.tree import PageTree, page_keys
+from kakera.cache.keys import page_keys
+from kakera.cache.tree import PageTree
 from kakera.contract.grid import PAGE
 
 
-def grow(tree, keys, salt=b"", first_page=0):
-    node, path = tree.root(salt), []
+def grow(tree, keys, first_page=0):
+    node, path = tree.root, []
     for i, key in enumerate(keys):
         node = node.children.get(key) or tree.add(node, key)
         if node.device is None:
@@ -18,7 +19,7 @@ def test_keys_cover_complete_pages_only_and_continue_where_they_stopped():
     tokens = list(range(3 * PAGE + 5))
     keys = page_keys(tokens)
     assert len(keys) == 3
-    assert page_keys(tokens, 2) == keys[2:] and page_keys(tokens, 3) == []
+    assert page_keys(tokens, known=keys[:2]) == keys[2:] and page_keys(tokens, known=keys) == []
 
 
 def test_walk_ends_at_the_first_difference_and_at_the_limit():
@@ -26,9 +27,9 @@ def test_walk_ends_at_the_first_difference_and_at_the_limit():
     tokens = list(range(4 * PAGE))
     path = grow(tree, page_keys(tokens))
     other = tokens[: 2 * PAGE] + [7] * PAGE
-    assert tree.walk(b"", page_keys(other), 9) == path[:2]
-    assert tree.walk(b"", page_keys(tokens), 3) == path[:3]
-    assert tree.walk(b"salt", page_keys(tokens), 9) == []
+    assert tree.walk(page_keys(other), 9) == path[:2]
+    assert tree.walk(page_keys(tokens), 3) == path[:3]
+    assert tree.walk(page_keys(tokens, b"salt"), 9) == []
 
 
 def test_eviction_takes_the_least_recently_used_tail_first():
@@ -63,8 +64,8 @@ def test_removed_nodes_are_remembered():
     path = grow(tree, keys)
     tree.place(path[1], None)
     tree.remove(path[1])
-    assert tree.was_removed(b"", path[:1], keys[1])
-    assert not tree.was_removed(b"", [], keys[0])
+    assert tree.was_removed(keys[1])
+    assert not tree.was_removed(keys[0])
 
 
 def test_a_prompt_of_262144_tokens_is_matched_in_milliseconds():
@@ -74,6 +75,6 @@ def test_a_prompt_of_262144_tokens_is_matched_in_milliseconds():
     seconds = []
     for _ in range(5):
         began = time.perf_counter()
-        assert len(tree.walk(b"", keys, len(keys))) == 4096
+        assert len(tree.walk(keys, len(keys))) == 4096
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 0.02

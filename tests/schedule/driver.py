@@ -54,11 +54,14 @@ class Driver:
         self.echo: dict[str, tuple] = {}
         self._serial = 0
 
-    def submit(self, tokens, max_tokens=4, id=None, boundaries=(), salt=b"", allowed=NO_LIMIT, **sampling) -> str:
+    def submit(
+        self, tokens, max_tokens=4, id=None, boundaries=(), salt=b"", cache=True, allowed=NO_LIMIT, **sampling
+    ) -> str:
         self._serial += 1
         name = id or f"r{self._serial}"
+        chosen = Sampling(max_tokens=max_tokens, seed=1, **sampling)
         self.scheduler.submit(
-            Request(name, tuple(tokens), Sampling(max_tokens=max_tokens, seed=1, **sampling), tuple(boundaries), salt),
+            Request(name, tuple(tokens), chosen, tuple(boundaries), salt, cache),
             allowed,
         )
         return name

@@ -200,6 +200,6 @@ class FakeRunner:
     def prefix_of(node) -> Prefix:
         keys = []
         while node.parent is not None:
-            keys.append(node.key)
+            keys.append(node.key.tokens)
             node = node.parent
         return tuple(memoryview(b"".join(reversed(keys))).cast("i"))

@@ -28,7 +28,7 @@ def conversation_prompt(rng: random.Random) -> tuple[tuple[int, ...], list]:
 def play(
     seed: int, pages: int, slots: int, host: float, windowed: bool, steps: int, mishaps: float = 0.1, drafter=None
 ) -> Driver:
-    rng = random.Random(seed)
+    rng, private = random.Random(seed), random.Random(seed)
     driver = Driver(
         pages=pages,
         slots=slots,
@@ -47,9 +47,8 @@ def play(
             sampling["prompt_logprobs"] = 1 if rng.random() < 0.1 else None
             allowed = rng.choice([NO_LIMIT, NO_LIMIT, 1, 30])
             try:
-                name = driver.submit(
-                    prompt, boundaries=ends, salt=rng.choice([b"", b"", b"x"]), allowed=allowed, **sampling
-                )
+                salt, cache = rng.choice([b"", b"", b"x"]), private.random() >= mishaps
+                name = driver.submit(prompt, boundaries=ends, salt=salt, cache=cache, allowed=allowed, **sampling)
             except RequestRefused:
                 assert len(prompt) + 1 > pages * 64
             else:

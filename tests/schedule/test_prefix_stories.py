@@ -177,6 +177,29 @@ def test_salt_separates_caches():
     assert driver.cached(prose(500), salt=b"one") == floor64(499)
 
 
+def test_without_cache_nothing_is_read_and_nothing_is_left():
+    driver = Driver()
+    driver.ask(prose(500))
+    before = driver.scheduler.stats()
+    end = driver.ask(prose(500), max_tokens=200, cache=False)
+    assert (end.usage.cached_tokens, end.usage.miss_reason) == (0, "not used")
+    driver.ask(prose(500, seed=1), max_tokens=200, cache=False)
+    after = driver.scheduler.stats()
+    assert (after.pages_cached, after.host_bytes_used) == (before.pages_cached, before.host_bytes_used)
+    assert driver.cached(prose(500, seed=1)) == 0 and driver.cached(prose(500)) == floor64(499)
+
+
+def test_without_cache_a_request_waits_for_nobodys_checkpoint_and_nobody_for_its():
+    driver = Driver(chunk=64)
+    first = driver.submit(prose(2000), cache=False)
+    driver.step()
+    names = [driver.submit(prose(2000), cache=False), driver.submit(prose(2000))]
+    driver.step()
+    assert {active.id for active in driver.scheduler.stats().active} == {first, *names}
+    driver.run()
+    assert all(driver.text[name] == answer(prose(2000), 4) for name in (first, *names))
+
+
 def test_a_running_request_keeps_two_rolling_checkpoints_at_most():
     driver = Driver()
     driver.submit(prose(100), max_tokens=400)

@@ -36,7 +36,7 @@ class Checkpoint:
 
 @dataclass(eq=False)
 class Sink:
-    """The 16-bit first page that all checkpoints below one child of a root share."""
+    """The 16-bit first page that all checkpoints below one child of the root share."""
 
     id: int
 

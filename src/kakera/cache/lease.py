@@ -17,7 +17,6 @@ class Lease:
     to this request alone, which writes them.
     """
 
-    salt: bytes
     slot: int
     path: list[Node]
     pages: array[int]

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Literal
 
 from kakera.cache.checkpoints import Checkpoint
+from kakera.cache.keys import PageKey
 from kakera.cache.tree import Node, PageTree
 from kakera.contract.grid import PAGE
 
@@ -33,7 +34,6 @@ class Match:
     such prompt hit. Valid until the cache changes.
     """
 
-    salt: bytes
     position: int = 0
     checkpoint: Checkpoint | None = None
     path: tuple[Node, ...] = ()
@@ -45,16 +45,15 @@ class Match:
         return self.reason if self.diverged_at is None else f"{self.reason} at token {self.diverged_at}"
 
 
-def find_match(tree: PageTree, salt: bytes, keys: Sequence[bytes], tokens: int, windowed: bool) -> Match:
+def find_match(tree: PageTree, keys: Sequence[PageKey], tokens: int, windowed: bool) -> Match:
     """The deepest checkpoint on the prompt's path that leaves at least one of `tokens` tokens to compute."""
     limit = (tokens - 1) // PAGE
-    shared = tree.walk(salt, keys, limit)
+    shared = tree.walk(keys, limit)
     usable = 0
     if shared and (shared[0].sink is not None or not windowed):
         usable = next((node.depth for node in reversed(shared) if node.checkpoint is not None), 0)
-    reason = _reason(tree, salt, keys, shared, usable, limit)
+    reason = _reason(tree, keys, shared, usable, limit)
     return Match(
-        salt=salt,
         position=usable * PAGE,
         checkpoint=shared[usable - 1].checkpoint if usable else None,
         path=tuple(shared[:usable]),
@@ -64,12 +63,10 @@ def find_match(tree: PageTree, salt: bytes, keys: Sequence[bytes], tokens: int, 
     )
 
 
-def _reason(
-    tree: PageTree, salt: bytes, keys: Sequence[bytes], shared: Sequence[Node], usable: int, limit: int
-) -> MissReason:
+def _reason(tree: PageTree, keys: Sequence[PageKey], shared: Sequence[Node], usable: int, limit: int) -> MissReason:
     if usable == limit:
         return "" if limit else "shorter than a page"
-    if len(shared) < limit and tree.was_removed(salt, shared, keys[len(shared)]):
+    if len(shared) < limit and tree.was_removed(keys[len(shared)]):
         return "evicted pages"
     if len(shared) > usable:
         lost = any(node.lost_checkpoint for node in shared[usable:])
@@ -79,11 +76,11 @@ def _reason(
     return "diverged" if shared[-1].children else ""
 
 
-def _divergence(last: Node, keys: Sequence[bytes], limit: int) -> int:
+def _divergence(last: Node, keys: Sequence[PageKey], limit: int) -> int:
     """The first token that no known continuation of `last` has."""
-    key = keys[last.depth]
-    width = len(key) // PAGE
-    common = max(_common_bytes(key, child) for child in islice(last.children, _SIBLINGS))
+    tokens = keys[last.depth].tokens
+    width = len(tokens) // PAGE
+    common = max(_common_bytes(tokens, child.tokens) for child in islice(last.children, _SIBLINGS))
     return last.depth * PAGE + common // width
 
 

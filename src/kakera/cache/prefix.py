@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from kakera.cache.checkpoints import WORTH, Checkpoint, Kind, Sink, least_needed
 from kakera.cache.host import CacheSizes
 from kakera.cache.integrity import check_integrity
+from kakera.cache.keys import PageKey
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match, find_match
 from kakera.cache.room import Room
@@ -50,9 +51,9 @@ class PrefixCache:
         """Actions decided since the last call; they go, in order, in front of the next forward pass."""
         return self._log.take()
 
-    def match(self, keys: Sequence[bytes], salt: bytes, tokens: int) -> Match:
+    def match(self, keys: Sequence[PageKey], tokens: int) -> Match:
         """What can be restored of a prompt of `tokens` tokens whose complete pages have `keys`. Changes nothing."""
-        return find_match(self.tree, salt, keys, tokens, self.sizes.windowed)
+        return find_match(self.tree, keys, tokens, self.sizes.windowed)
 
     # A request comes, grows, and goes
 
@@ -75,7 +76,7 @@ class PrefixCache:
         self._room.promote(asleep)
         owned = [self.device.take() for _ in range(pages - len(held))]
         table = packed([node.device for node in held if node.device is not None] + owned)
-        lease = Lease(match.salt, slot, list(held), table, restored=match.checkpoint)
+        lease = Lease(slot, list(held), table, restored=match.checkpoint)
         self.leases.add(lease)
         self._prepare(lease, match.position)
         return lease
@@ -141,7 +142,7 @@ class PrefixCache:
 
     # A step is committed
 
-    def extend(self, lease: Lease, keys: Sequence[bytes], complete: int) -> None:
+    def extend(self, lease: Lease, keys: Sequence[PageKey], complete: int) -> None:
         """Put the request's pages up to number `complete` into the tree: others can match them from now on.
 
         If the tree has such a page on the device already, the request goes on with that one and its own is free:
@@ -155,7 +156,7 @@ class PrefixCache:
             lease.restored = None
         self.gains += complete > len(lease.path)
         for i in range(len(lease.path), complete):
-            parent = lease.path[-1] if lease.path else self.tree.root(lease.salt)
+            parent = lease.path[-1] if lease.path else self.tree.root
             node = parent.children.get(keys[i]) or self.tree.add(parent, keys[i])
             self.tree.lock((node,))
             lease.path.append(node)

@@ -1,7 +1,5 @@
-"""PageTree: which complete pages exist, by their tokens. One node a page, one root a salt.
-
-A node's key is the page's 64 token ids as bytes. Dictionaries hash keys but compare them too, so a collision can not
-give wrong text. Matching a prompt of 262,144 tokens is 4,096 look-ups, about a millisecond.
+"""PageTree: which complete pages exist, by their keys (`keys.py`). One node a page, one root for all salts, since a
+first page's key depends on its salt. Matching a prompt of 262,144 tokens is 4,096 look-ups, about a millisecond.
 
 Along any path come first pages on the device, then pages on the host, then nothing. Nodes in use (`users`) and all
 their ancestors are on the device. So eviction takes device leaves, the coldest first, and never breaks a path.
@@ -14,17 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from kakera.cache.checkpoints import Checkpoint, Sink
-from kakera.contract.grid import PAGE
-from kakera.contract.request import packed
+from kakera.cache.keys import PageKey
 
 _REMEMBERED = 65_536  # removed nodes remembered to tell "evicted" from "never seen"
-
-
-def page_keys(tokens: Sequence[int], first_page: int = 0) -> list[bytes]:
-    """Keys of the complete pages of `tokens` from page `first_page` on. Token ids must fit 32 bits."""
-    whole = packed(tokens[first_page * PAGE : len(tokens) // PAGE * PAGE])
-    data, width = whole.tobytes(), PAGE * whole.itemsize
-    return [data[i : i + width] for i in range(0, len(data), width)]
 
 
 class Node:
@@ -37,7 +27,6 @@ class Node:
         "depth",
         "device",
         "device_children",
-        "digest",
         "host",
         "key",
         "lost_checkpoint",
@@ -48,13 +37,12 @@ class Node:
         "users",
     )
 
-    def __init__(self, parent: Node | None, key: bytes) -> None:
+    def __init__(self, parent: Node | None, key: PageKey) -> None:
         self.parent = parent
         self.key = key
         self.depth: int = parent.depth + 1 if parent else 0
-        self.digest: int = hash((parent.digest, key)) if parent else hash(key)
         self.top: Node = parent.top if parent and parent.depth else self
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[PageKey, Node] = {}
         self.device: int | None = None
         self.host: int | None = None
         self.users = 0
@@ -70,61 +58,52 @@ class PageTree:
     """`unlocked` counts device pages that no request uses: all of them can be evicted, tails first."""
 
     def __init__(self) -> None:
-        self._roots: dict[bytes, Node] = {}
+        self.root = Node(None, PageKey(b"", b""))
         self._leaves: list[tuple[int, int, Node]] = []  # heap of eviction candidates; stale entries are skipped
-        self._removed: dict[int, None] = {}
+        self._removed: dict[bytes, None] = {}  # by hash, the oldest first
         self._clock = 0
         self._order = 0  # breaks ties in the heap
         self.unlocked = 0
         self.size = 0
 
-    def root(self, salt: bytes) -> Node:
-        return self._roots.setdefault(salt, Node(None, salt))
-
-    def walk(self, salt: bytes, keys: Sequence[bytes], limit: int) -> list[Node]:
+    def walk(self, keys: Sequence[PageKey], limit: int) -> list[Node]:
         """The nodes of the longest known prefix of `keys[:limit]`."""
         path: list[Node] = []
-        node = self._roots.get(salt)
-        if node is None:
-            return path
+        node: Node | None = self.root
         for key in islice(keys, limit):
-            node = node.children.get(key)
+            node = node.children.get(key) if node else None
             if node is None:
                 break
             path.append(node)
         return path
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the roots, parents before children."""
-        stack = [child for root in self._roots.values() for child in root.children.values()]
+        """All nodes but the root, parents before children."""
+        stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
 
-    def add(self, parent: Node, key: bytes) -> Node:
+    def add(self, parent: Node, key: PageKey) -> Node:
         node = Node(parent, key)
         parent.children[key] = node
         self.size += 1
-        self._removed.pop(node.digest, None)
+        self._removed.pop(key.hash, None)
         return node
 
     def remove(self, node: Node) -> None:
         """Take out a node that has no children and no device page."""
         assert node.parent is not None and not node.children and node.device is None
-        parent = node.parent
-        del parent.children[node.key]
+        del node.parent.children[node.key]
         self.size -= 1
-        self._removed[node.digest] = None
+        self._removed[node.key.hash] = None
         if len(self._removed) > _REMEMBERED:
             del self._removed[next(iter(self._removed))]
-        if parent.parent is None and not parent.children:
-            self._roots.pop(parent.key, None)
 
-    def was_removed(self, salt: bytes, path: Sequence[Node], key: bytes) -> bool:
-        """True if `key` once followed `path`. A hash tells: this explains a miss and decides nothing."""
-        digest = path[-1].digest if path else hash(salt)
-        return hash((digest, key)) in self._removed
+    def was_removed(self, key: PageKey) -> bool:
+        """True if there was such a page. It explains a miss and decides nothing."""
+        return key.hash in self._removed
 
     def lock(self, nodes: Iterable[Node]) -> None:
         for node in nodes:

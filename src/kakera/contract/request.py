@@ -76,7 +76,8 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Request:
-    """One choice of one completion. `salt` separates caches that must not be shared (adapter, images, ...).
+    """One choice of one completion. `salt` separates prefix caches that must not be shared; without `cache` it neither
+    reads nor writes the prefix cache.
 
     Long prompts should come `packed`.
     """
@@ -86,6 +87,7 @@ class Request:
     sampling: Sampling
     boundaries: tuple[Boundary, ...] = ()
     salt: bytes = b""
+    cache: bool = True
 
 
 def packed(tokens: Iterable[int]) -> array[int]:

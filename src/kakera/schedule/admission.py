@@ -47,10 +47,9 @@ class Admission:
         return True
 
     def _match(self, sequence: Sequence) -> Match:
-        salt = sequence.request.salt
-        if sequence.wants_echo:
-            return Match(salt, reason="not used")
-        return self.cache.match(sequence.keys, salt, len(sequence.tokens))
+        if sequence.wants_echo or not sequence.cached:
+            return Match(reason="not used")
+        return self.cache.match(sequence.keys, len(sequence.tokens))
 
     def _start(self, sequence: Sequence, match: Match, running: Running) -> bool:
         """Pages for all known tokens and one more, unless that is more than the pool has.
@@ -67,7 +66,7 @@ class Admission:
             return False
         self._count(sequence, match)
         sequence.start(lease, match, self.clock())
-        if self.cache.can_save:
+        if sequence.cached and self.cache.can_save:
             sequence.saves = choose_saves(
                 count, match.position, sequence.request.boundaries, match.kv_position, self.limits.grid
             )
@@ -81,11 +80,11 @@ class Admission:
         preempted, or fails: the wait is bounded by work that would have to be done anyway. If the two part far behind
         the last save point, the other saves there too: a branch seen before it exists.
         """
-        if sequence.wants_echo or not self.cache.can_save:
+        if sequence.wants_echo or not (sequence.cached and self.cache.can_save):
             return False
         limit = (len(sequence.tokens) - 1) // PAGE * PAGE
         for other in running.prefilling():
-            if other.request.salt != sequence.request.salt:
+            if not other.cached:
                 continue
             shared = min(limit, _shared_tokens(sequence, other))
             best = max((position for position, _ in other.saves if position <= shared), default=match.position)

@@ -149,7 +149,7 @@ class Scheduler:
         lease = sequence.lease
         assert lease is not None
         end, known_all = known + len(drafts), known == len(sequence.tokens)
-        saves = sequence.take_saves(end) if self.cache.can_save else []
+        saves = sequence.take_saves(end) if sequence.cached and self.cache.can_save else []
         known_pages, new_pages = lease.send(pages_for(end))
         return Segment(
             request_id=sequence.id,
@@ -215,7 +215,8 @@ class Scheduler:
         tokens, reason = sequence.advance(row, result, self.limits.context)
         if sequence.computed < row.end:
             self.cache.forfeit(lease)  # not all drafts stay, so its end was not saved
-        self.cache.extend(lease, sequence.keys, sequence.computed // PAGE)
+        if sequence.cached:
+            self.cache.extend(lease, sequence.keys, sequence.computed // PAGE)
         self.cache.publish(lease)
         if not sequence.aborted:
             self._report_row(sequence, tokens, reason, result)

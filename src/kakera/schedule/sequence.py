@@ -6,9 +6,9 @@ from array import array
 from dataclasses import dataclass, field
 
 from kakera.cache.checkpoints import Kind
+from kakera.cache.keys import PageKey, page_keys
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match
-from kakera.cache.tree import page_keys
 from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
 from kakera.contract.grid import PAGE
 from kakera.contract.request import NO_LIMIT, Request, packed
@@ -28,7 +28,7 @@ class Sequence:
     arrival: int
     submitted_at: float
     tokens: array[int] = field(init=False)
-    keys: list[bytes] = field(default_factory=list)
+    keys: list[PageKey] = field(default_factory=list)
     target: int = 0
     computed: int = 0
     lease: Lease | None = None
@@ -48,11 +48,16 @@ class Sequence:
     def __post_init__(self) -> None:
         self.loops = LoopGuard() if self.request.sampling.loop_guard else None
         self.tokens = packed(self.request.tokens)
-        self.keys = page_keys(self.tokens)
+        self.keys = page_keys(self.tokens, self.request.salt)
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def cached(self) -> bool:
+        """Whether it has to do with the prefix cache at all."""
+        return self.request.cache
 
     @property
     def prompt_tokens(self) -> int:
@@ -159,7 +164,7 @@ class Sequence:
         taken = self.tokens[known:].tolist()
         self.computed = row.start + (len(taken) if decoding else len(row.tokens))
         if len(self.tokens) >= (len(self.keys) + 1) * PAGE:
-            self.keys += page_keys(self.tokens, len(self.keys))
+            self.keys += page_keys(self.tokens, self.request.salt, self.keys)
         if self.computed == self.target == self.prompt_tokens and self.request.sampling.max_tokens == 0:
             reason = "length"
         return taken, reason

@@ -1,0 +1,56 @@
+"""Keys of pages: chained, stable, and different wherever the contents of a page would be."""
+
+import os
+import subprocess
+import sys
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kakera.cache.keys import page_keys
+from kakera.contract.grid import PAGE
+
+TOKENS = [i * 7 % 50_021 for i in range(3 * PAGE + 5)]
+THIRD = "03fb00f57d5f90acd48a81b6ca9e7044"
+
+
+def test_a_key_is_the_same_in_every_process():
+    """Python's own hash is salted by process: keys made of it find nothing after a restart."""
+    code = (
+        "from kakera.cache.keys import page_keys; "
+        f"print(page_keys([i * 7 % 50_021 for i in range({3 * PAGE})], b'salt')[-1].hash.hex())"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert seen == {THIRD}, "a changed key makes every stored prefix a miss: raise the version of what is stored"
+
+
+def test_an_extra_key_changes_its_page_and_all_behind_it():
+    plain, pictured = page_keys(TOKENS), page_keys(TOKENS, extra={1: b"digest of an image"})
+    assert [a == b for a, b in zip(plain, pictured, strict=True)] == [True, False, False]
+    assert [key.tokens for key in plain] == [key.tokens for key in pictured]
+    assert page_keys(TOKENS, known=pictured[:2]) != pictured[2:] or pictured[2].hash != plain[2].hash
+
+
+def test_salts_share_nothing():
+    one, other = page_keys(TOKENS, b"one"), page_keys(TOKENS, b"other")
+    assert not {key.hash for key in one} & {key.hash for key in other}
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=4 * PAGE), st.integers(0, 4), st.integers(0, 4 * PAGE - 1))
+def test_keys_follow_their_prefix_and_nothing_else(tokens, known, changed):
+    keys = page_keys(tokens)
+    assert len(keys) == len(tokens) // PAGE
+    assert page_keys(tokens, known=keys[:known]) == keys[known:]
+    if changed < len(tokens):
+        other = page_keys([*tokens[:changed], tokens[changed] ^ 1, *tokens[changed + 1 :]])
+        same = [a.hash == b.hash for a, b in zip(keys, other, strict=True)]
+        assert same == [page < changed // PAGE for page in range(len(keys))]
