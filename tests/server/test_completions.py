@@ -78,3 +78,19 @@ def test_usage_of_a_stream(live):
     chunks = live.events(live.post("/v1/completions", prompt="a", stream=True, stream_options={"include_usage": True}))
     assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] > 1
     assert [c["choices"][0]["finish_reason"] for c in chunks[:-1]][-1] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
+        ("/v1/responses", {"input": "a"}),
+    ],
+)
+def test_cache_false_keeps_a_request_out_of_the_prefix_cache_in_every_dialect(live, route, body):
+    for wanted, cache in ({}, True), ({"cache": None}, True), ({"cache": True}, True), ({"cache": False}, False):
+        assert live.post(route, **body, **wanted).status_code == 200
+        assert live.engine.requests[-1].cache is cache
+    assert live.post(route, **body, cache="no").status_code == 400

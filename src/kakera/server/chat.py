@@ -79,6 +79,7 @@ async def chat_job(body: ChatBody, service: Service) -> Job:
         choices=body.n or 1,
         stops=body.stops,
         chat=ChatOutput(prompt.opens_thinking, tuple(tools)),
+        cache=body.cache is not False,
     )
 
 

@@ -82,7 +82,8 @@ def completion_job(body: CompletionBody, tokens: array[int], service: Service, c
         prompt_logprobs=prompt_logprobs,
         constraint=constraint,
     )
-    return Job(new_id("cmpl"), tokens, sampling, choices=body.n or 1, stops=body.stops)
+    cache = body.cache is not False
+    return Job(new_id("cmpl"), tokens, sampling, choices=body.n or 1, stops=body.stops, cache=cache)
 
 
 class CompletionReply:

@@ -55,10 +55,11 @@ class Job:
     choices: int = 1
     stops: tuple[str, ...] = ()
     chat: ChatOutput | None = None
+    cache: bool = True  # whether the prefix cache may have to do with it
 
     def request(self, choice: int) -> Request:
         name = f"{self.id}-{choice}" if self.choices > 1 else self.id
-        return Request(name, self.tokens, replace(self.sampling, choice=choice), self.boundaries)
+        return Request(name, self.tokens, replace(self.sampling, choice=choice), self.boundaries, cache=self.cache)
 
 
 @dataclass(frozen=True)

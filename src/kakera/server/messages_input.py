@@ -50,6 +50,7 @@ def messages_chat(body: CountBody) -> ChatBody:
             "top_p": body.top_p,
             "top_k": body.top_k,
             "stop": body.stop_sequences,
+            "cache": body.cache,
         }
     return chat_body(fields, NAMES)
 

@@ -79,3 +79,4 @@ class MessagesBody(CountBody):
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
+    cache: bool | None = None

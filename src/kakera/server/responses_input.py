@@ -60,6 +60,7 @@ def responses_chat(body: ResponsesBody) -> tuple[ChatBody, ToolNames, list[str]]
         "temperature": body.temperature,
         "top_p": body.top_p,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "cache": body.cache,
     }
     return chat_body(fields, NAMES), names, left_out
 

@@ -57,6 +57,7 @@ class ResponsesBody(Body):
     user: str | None = None
     include: Items[str] | None = None
     prompt_cache_key: str | None = None
+    cache: bool | None = None
     service_tier: str | None = None
     truncation: str | None = None
     background: bool | None = None

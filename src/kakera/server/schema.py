@@ -97,6 +97,7 @@ class GenerationBody(Body):
     guided_choice: Numbers[str] | None = None
     guided_grammar: str | None = None
     loop_guard: bool | None = None
+    cache: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
