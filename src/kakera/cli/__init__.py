@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from kakera import __version__
-from kakera.cli import bench, calibrate, chat, doctor, eval, info, plan, quantize, serve, service
+from kakera.cli import bench, calibrate, chat, doctor, eval, info, plan, quantize, replay, serve, service
 from kakera.errors import KakeraError
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command("plan")(plan.plan)
 app.command("quantize")(quantize.quantize)
 app.command("calibrate")(calibrate.calibrate)
 app.command("info")(info.info)
+app.command("replay")(replay.replay)
 app.command("doctor")(doctor.doctor)
 app.add_typer(service.app, name="service")
 app.add_typer(eval.app, name="eval")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kakera.cli.model import Model
@@ -56,6 +57,18 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
     for caution in (*cautions(plan, machine), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan)
+
+
+def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
+    """The same engine, which records its steps. Raises UsageError for a script, which computes none."""
+    from dataclasses import replace
+
+    from kakera.errors import UsageError
+    from kakera.run.recipe import EngineRecipe, Recording
+
+    if not isinstance(recipe, EngineRecipe):
+        raise UsageError("--record: a scripted model computes nothing that could be replayed")
+    return replace(recipe, recording=Recording(file.resolve(), name, prompts))
 
 
 def stall_limit_for(model: Model, wishes: Wishes, machine: Machine) -> float:

@@ -42,6 +42,12 @@ def serve(
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
     log_level: LevelOption = DEFAULT_LEVEL,
+    record: Annotated[
+        Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
+    ] = None,
+    record_prompts: Annotated[
+        bool, typer.Option("--record-prompts", help="Record texts as they are, not as random stand-ins.")
+    ] = False,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
     ] = None,
@@ -53,8 +59,9 @@ def serve(
     import os
     import signal
 
-    from kakera.cli.engine import recipe_for, served_model, stall_limit_for
+    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
+    from kakera.errors import UsageError
     from kakera.server.access import Access
     from kakera.service.instance import Holder
     from kakera.service.notify import Notifier
@@ -62,6 +69,8 @@ def serve(
     from kakera.target.devices import device_bytes_used, resolve_to_compute
 
     check_level(log_level)
+    if record_prompts and record is None:
+        raise UsageError("--record-prompts needs --record FILE")
     keys = read_keys(api_key_file) if api_key_file else (api_key,) if api_key else ()
     names, origins = tuple(allowed_host or ()), tuple(cors_origin or ())
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins)
@@ -77,6 +86,8 @@ def serve(
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, served_name)
     recipe = recipe_for(found, wishes, say)
+    if record is not None:
+        recipe = recording(recipe, record, found.name, record_prompts)
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:

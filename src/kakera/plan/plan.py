@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kakera.contract.grid import PAGE
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 from kakera.target.target import Kind, Target
@@ -70,6 +71,21 @@ class Plan:
     def device(self) -> Kind:
         """torch's name of it."""
         return self.target.kind
+
+    def wishes(self) -> Wishes:
+        """Memory options that give this plan again on such a machine."""
+        return Wishes(
+            gpus="auto" if self.target.has_cards else "cpu",
+            context=self.context,
+            max_running=self.slots,
+            chunk=self.chunk,
+            kv=self.kv.codec,
+            kv_group=self.kv.group if self.kv.windowed else None,
+            kv_window=self.kv.window_pages * PAGE,
+            rotation=self.rotation,
+            state_dtype=self.state_dtype,
+            host_cache=self.host_cache,
+        )
 
     def total(self, place: Place) -> int:
         return sum(row.bytes for row in self.rows if row.place == place)

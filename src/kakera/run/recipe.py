@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kakera.errors import UsageError
 from kakera.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kakera.run.engine import LocalEngine
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where steps are recorded, and under which name of the model. `prompts`: with the tokens as they are."""
+
+    path: Path
+    model: str
+    prompts: bool
 
 
 @dataclass(frozen=True)
@@ -18,6 +28,7 @@ class EngineRecipe:
 
     directory: Path
     plan: Plan
+    recording: Recording | None = None
 
     def __call__(self) -> LocalEngine:
         """Raises CheckpointError, UsageError."""
@@ -25,4 +36,25 @@ class EngineRecipe:
         from kakera.run.starting import start_progress
 
         with start_progress() as progress:
-            return build_engine(self.directory, self.plan, progress=progress, grammars=True)
+            engine = build_engine(self.directory, self.plan, progress=progress, grammars=True)
+        if self.recording is not None:
+            record(engine, self.plan, self.recording)
+        return engine
+
+
+def record(engine: LocalEngine, plan: Plan, recording: Recording) -> None:
+    """From now on every step of the engine goes to the file, too. Raises UsageError if it can not be written."""
+    from kakera import __version__
+    from kakera.contract.recording import VERSION, Header, Recorder
+    from kakera.run.record import RecordingRunner
+    from kakera.run.runner import TorchRunner
+
+    assert isinstance(engine.runner, TorchRunner)
+    wishes = asdict(plan.wishes())
+    header = Header(
+        VERSION, __version__, recording.model, wishes, plan.spec.vocab, plan.pages, prompts=recording.prompts
+    )
+    try:
+        engine.runner = RecordingRunner(engine.runner, Recorder(recording.path, header))
+    except OSError as error:
+        raise UsageError(f"--record {recording.path}: {error.strerror}") from None

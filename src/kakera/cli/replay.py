@@ -1,0 +1,82 @@
+"""kakera replay: the steps of a recording once more, held against what came of them, and hits against cold runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kakera.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from kakera.run.replay import Difference, Report
+
+SHOWN = 20  # differences; --json has them all
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="What kakera serve --record wrote.", metavar="FILE")],
+    model: Annotated[str | None, typer.Argument(help="MODEL as for serve. Default: the recorded one.")] = None,
+    gpus: Annotated[str | None, typer.Option("--gpus", help="auto or cpu. Default: as recorded.")] = None,
+    cold: Annotated[bool, typer.Option(help="Compute each restored prefix from its first token and compare.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Repeat a recorded run step by step and compare. Exit status 1 if anything differs.
+
+    Compared are the chosen tokens, on a CPU also states and pages of every row, and what each prefix hit brought
+    against a cold computation. A recording without prompts has stand-ins for tokens: then only hits are compared.
+    """
+    from dataclasses import replace
+
+    from rich.progress import Progress
+
+    from kakera.cli.engine import plan_for
+    from kakera.cli.model import resolve_model
+    from kakera.contract.recording import read_recording
+    from kakera.errors import UsageError
+    from kakera.plan.plan import Wishes
+    from kakera.run.build import build_engine
+    from kakera.run.replay import Replay
+    from kakera.run.runner import TorchRunner
+    from kakera.target.devices import resolve_to_compute
+
+    header, steps = read_recording(file)
+    recorded = list(steps)
+    name = model or header.model
+    found = resolve_model(name)
+    if found.scripted:
+        raise UsageError(f"{name}: a scripted model computes nothing that could be replayed")
+    wishes = Wishes(**header.wishes)  # type: ignore[arg-type]
+    wishes = replace(wishes, gpus=gpus) if gpus else wishes
+    plan, _ = plan_for(found, wishes, resolve_to_compute(wishes.gpus))
+    runner = build_engine(found.path, plan).runner
+    assert isinstance(runner, TorchRunner)
+    replay = Replay(runner, plan, header, [given for step in recorded for given in step.inputs], cold)
+    differences: list[Difference] = []
+    with Progress(transient=True, disable=as_json) as progress:
+        for step in progress.track(recorded, description="steps"):
+            differences += replay.step(step)
+    _show(name, header.prompts, replay.report, differences, as_json)
+    if differences:
+        raise typer.Exit(1)
+
+
+def _show(name: str, prompts: bool, report: Report, differences: list[Difference], as_json: bool) -> None:
+    from dataclasses import asdict
+
+    result: dict[str, Any] = {"model": name, "prompts": prompts, **asdict(report)}
+    if as_json:
+        import json
+
+        typer.echo(json.dumps({**result, "differences": [asdict(each) for each in differences]}, indent=2))
+        return
+    compared = f"{report.tokens} tokens" if prompts else "no tokens (recorded without prompts)"
+    unknown = f", {report.hits_unknown} could not be (their prompt is not in the recording)" * bool(report.hits_unknown)
+    typer.echo(f"{name}: {report.steps} steps, {report.rows} rows, {compared} compared; {report.hits} hits held")
+    typer.echo(f"against a cold computation{unknown}.")
+    for each in differences[:SHOWN]:
+        typer.echo(f"step {each.step}, {each.request_id}: {each.what}: {each.detail}")
+    if len(differences) > SHOWN:
+        typer.echo(f"and {len(differences) - SHOWN} more (--json shows all)")
+    typer.echo("all equal" if not differences else f"{len(differences)} differences; the first is where to look")

@@ -1,0 +1,166 @@
+"""A recording: every step that a runner carried out, and what came of it, as a file that can be replayed. No torch.
+
+A file is a header and then steps, each a msgpack message behind its length in four bytes. Token ids are other people's
+text. Unless prompts are asked for, each id is replaced by a random stand-in that is the same throughout the file and
+nowhere written down: which prefixes were shared, restored and continued stays true, what they said does not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kakera.contract.request import Sampling
+from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
+from kakera.errors import UsageError
+
+VERSION = 1
+MOST_BYTES = 256 * 2**20  # of a file; then it ends, and the server goes on
+LENGTH = struct.Struct("<I")
+
+
+class Header(msgspec.Struct, frozen=True, array_like=True):
+    """Who recorded. `wishes`: the memory options that give the same plan again; `pages`: of the device then."""
+
+    version: int
+    kakera: str
+    model: str
+    wishes: dict[str, str | int | None]
+    vocab: int
+    pages: int
+    prompts: bool  # False: tokens are stand-ins
+
+
+class Input(msgspec.Struct, frozen=True, array_like=True):
+    """A request as it was when the first token was chosen for it; later steps go on from there."""
+
+    request_id: str
+    sampling: Sampling
+    context: bytes  # 32-bit integers
+    prompt_tokens: int
+
+    @property
+    def tokens(self) -> array[int]:
+        return array("i", self.context)
+
+
+class Yielded(msgspec.Struct, frozen=True, array_like=True):
+    """What a row gave. `prints`: hashes of its state and of the pages it completed, b"" where none were taken."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    error: str
+    prints: bytes = b""
+
+
+class RecordedStep(msgspec.Struct, frozen=True, array_like=True):
+    plan: StepPlan
+    inputs: tuple[Input, ...]
+    yielded: tuple[Yielded, ...]
+
+
+@dataclass
+class StandIns:
+    """A random one-to-one map of token ids within a vocabulary, made as ids come."""
+
+    vocab: int
+    _free: list[int] = field(default_factory=list)
+    _known: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._free = list(range(self.vocab))
+        random.SystemRandom().shuffle(self._free)
+
+    def __call__(self, tokens: Iterable[int]) -> tuple[int, ...]:
+        known = self._known
+        return tuple([known[t] if t in known else known.setdefault(t, self._free.pop()) for t in tokens])
+
+
+class Recorder:
+    """Writes a recording. `full` once the file has its size: nothing more is written then."""
+
+    def __init__(self, path: Path, header: Header, most_bytes: int = MOST_BYTES) -> None:
+        """Raises OSError. The file is readable by its owner alone; an older one is replaced."""
+        path.unlink(missing_ok=True)
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        self._left = most_bytes
+        self._seen: set[str] = set()
+        self._hidden: StandIns | None = None if header.prompts else StandIns(header.vocab)
+        self.full = False
+        self._write(header)
+
+    def add(
+        self, plan: StepPlan, sampling: Mapping[str, SamplingInput], result: StepResult, prints: Sequence[bytes] = ()
+    ) -> None:
+        """`sampling` as it was before the step: its contexts grow. `prints`: one a row, or none. Raises OSError."""
+        begun = [given for given in sampling.values() if given.request_id not in self._seen]
+        self._seen.update(given.request_id for given in begun)
+        by_row = dict(zip((row.request_id for row in plan.rows), prints, strict=False))
+        hidden = self._hidden
+        self._write(
+            RecordedStep(
+                _hide_plan(plan, hidden) if hidden else plan,
+                tuple(_input(given, hidden) for given in begun),
+                tuple(_yielded(row, by_row.get(row.request_id, b""), hidden) for row in result.rows),
+            )
+        )
+
+    def _write(self, message: Header | RecordedStep) -> None:
+        data = msgspec.msgpack.encode(message)
+        if self.full or len(data) + LENGTH.size > self._left:
+            self.full = True
+            return
+        self._left -= len(data) + LENGTH.size
+        self._file.write(LENGTH.pack(len(data)) + data)
+        self._file.flush()  # whoever looks for a wrong answer may kill the server
+
+
+def _hide_plan(plan: StepPlan, hide: Callable[[Iterable[int]], tuple[int, ...]]) -> StepPlan:
+    def hidden(rows: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        return tuple(msgspec.structs.replace(row, tokens=hide(row.tokens)) for row in rows)
+
+    return msgspec.structs.replace(plan, decode=hidden(plan.decode), prefill=hidden(plan.prefill))
+
+
+def _input(given: SamplingInput, hide: StandIns | None) -> Input:
+    """Without prompts, what a token is chosen by goes too: a grammar, a bias and end tokens tell of the text."""
+    if hide is None:
+        context, sampling = given.context, given.sampling
+    else:
+        context, sampling = hide(given.context), Sampling(given.sampling.max_tokens, seed=0)
+    return Input(given.request_id, sampling, array("i", context).tobytes(), given.prompt_tokens)
+
+
+def _yielded(row: RowResult, prints: bytes, hide: StandIns | None) -> Yielded:
+    return Yielded(row.request_id, hide(row.tokens) if hide else row.tokens, row.error, prints)
+
+
+def read_recording(path: Path) -> tuple[Header, Iterator[RecordedStep]]:
+    """The header, and the steps as they are asked for; a step that was cut off ends them. Raises UsageError."""
+    try:
+        messages = _messages(path.read_bytes())
+        header = msgspec.msgpack.decode(next(messages, b""), type=Header)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        raise UsageError(f"{path} is no recording of kakera serve --record") from None
+    if header.version != VERSION:
+        raise UsageError(f"{path} was recorded by kakera {header.kakera}, which writes another form of recordings")
+    return header, map(msgspec.msgpack.Decoder(RecordedStep).decode, messages)
+
+
+def _messages(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at + LENGTH.size <= len(data):
+        begin = at + LENGTH.size
+        at = begin + LENGTH.unpack_from(data, at)[0]
+        if at > len(data):
+            return
+        yield data[begin:at]
