@@ -13,17 +13,20 @@ pytest.importorskip("triton", reason="needs Triton (Linux)")
 
 from test_kv_gpu_cuda import BOUND, PAGE, SLOTS, Sequence, World, error, pass_of, specification
 
+from kakera.kv import cache
 from kakera.kv.batch import SingleTokens, Span
+from kakera.kv.cache import KVCache
 from kakera.kv.gpu import backend, prefill
-from kakera.kv.gpu.backend import GpuAttention, can_attend
+from kakera.kv.gpu.backend import GpuAttention
 from kakera.kv.gpu.decode import DecodeRows, attend_decode_reference, query_tiles
 from kakera.kv.gpu.finish import Finish
 from kakera.kv.gpu.layout import DecodeLayout
 from kakera.kv.gpu.write import write_rows_reference
+from kakera.kv.plain.backend import PlainAttention
 from kakera.kv.rotation import Frame, Rotation, fast_hadamard
 from kakera.kv.store import Int2Store
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.sizes import attends_plainly
+from kakera.target.target import CUDA
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is off where there is a GPU")
 NAN, CHUNK, WINDOW = float("nan"), 320, 2
@@ -200,26 +203,25 @@ def test_rows_given_as_tensors_are_laid_out_as_their_spans_are(window):
     assert [first for first, _ in expected.rows] == [first for first, _ in found.rows] == [0]
 
 
-def test_the_plan_knows_what_has_no_kernel():
-    """Its scratch differs; a rotation file counts as one that turns, whatever is in it."""
-    for dim, codec, group in [(256, "int2", 256), (256, "int2", 64), (256, "int2", 32), (128, "bf16", 128)]:
-        for kind in (codec, "fp32"):
-            spec, fmt = specification(dim=dim), KvFormat(kind, group, WINDOW)
-            assert attends_plainly(spec, fmt, None) != can_attend(spec, fmt, True, "bf16")
-            assert attends_plainly(spec, fmt, "a file")
-    assert attends_plainly(specification(dim=64), KvFormat("int2", 64, WINDOW), None)
+def test_a_cache_attends_by_kernels_where_there_are_some(monkeypatch):
+    """As `target/kernels.py` answers for its shapes, its rotation and the model's dtype."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
+    spec, coded, bf16 = specification(), KvFormat("int2", 256, WINDOW), KvFormat("bf16")
 
+    def backend_of(fmt, rotation=None, dtype=torch.bfloat16, spec=spec):
+        made = KVCache(spec, fmt, 1, 1, rotation, chunk=PAGE, dtype=dtype).backend
+        assert made.capturable == isinstance(made, GpuAttention)
+        return type(made)
 
-def test_what_has_no_kernel_is_refused():
-    spec, coded = specification(), KvFormat("int2", 256, WINDOW)
-    for dtype in ("bf16", "fp16"):
-        assert can_attend(spec, coded, True, dtype) and can_attend(spec, KvFormat("bf16"), True, dtype)
-    assert can_attend(spec, replace(coded, group=64), True, "bf16")
-    assert not can_attend(spec, replace(coded, group=32), True, "bf16")
-    assert not can_attend(spec, KvFormat("fp32"), True, "bf16")
-    assert not can_attend(specification(dim=64), replace(coded, group=64), True, "bf16")
-    assert not can_attend(spec, coded, False, "bf16")
-    assert not can_attend(spec, coded, True, "fp32")
+    assert {backend_of(fmt) for fmt in (coded, bf16)} == {PlainAttention}, "on a CPU"
+    monkeypatch.setattr(cache, "target_of", lambda device: CUDA)
+    kinds = [(fmt, dtype) for fmt in (coded, replace(coded, group=64), bf16) for dtype in (torch.bfloat16, torch.half)]
+    assert {backend_of(fmt, dtype=dtype) for fmt, dtype in kinds} == {GpuAttention}
+    graded = replace(Rotation.hadamard(spec), graded=True)
+    assert backend_of(replace(coded, group=128), graded) is PlainAttention
+    assert {backend_of(fmt) for fmt in (replace(coded, group=32), KvFormat("fp32"))} == {PlainAttention}
+    assert {backend_of(fmt, dtype=torch.float32) for fmt in (coded, bf16)} == {PlainAttention}
+    assert backend_of(replace(coded, group=64), spec=specification(dim=64)) is PlainAttention
 
 
 def test_rotations_but_hadamards_are_told_apart():

@@ -1,4 +1,4 @@
-"""The one answer to which kernel serves a shape: its borders, and that the rooms which launch give the same."""
+"""The one answer to which kernel serves a shape: its borders, and that an op asks with its tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_kernel_wants_16_bit_activations() -> None:
         yield kernels.serves_add_norm(1, 512, dtype)
         yield kernels.serves_swiglu(1, 512, dtype)
         yield kernels.serves_gdn_step(Gdn(), dtype)
-        yield kernels.captures_step(CUDA, True, Gdn(), dtype)
+        yield kernels.serves_attention(256, 64, KvFormat("int2"), False, dtype)
 
     for dtype in HALVES:
         assert all(served(dtype))
@@ -86,18 +86,11 @@ def test_attention_is_what_is_both_written_and_read() -> None:
         (64, 128, 256, 512), (16, 32, 64, 128, 256), ("int2", "bf16", "fp32"), (32, 64, 256)
     ):
         pages = KvFormat(codec, group)
-        served = kernels.serves_attention(dim, rotary, pages, False)
+        served = kernels.serves_attention(dim, rotary, pages, False, "bf16")
         groups = dim // group if codec == "int2" else 1
         expected = dim in (128, 256) and rotary in (dim, dim // 2, dim // 4) and groups <= 4 and codec != "fp32"
         assert served == expected, (dim, rotary, pages)
-        assert not kernels.serves_attention(dim, rotary, pages, True)
-
-
-def test_a_graph_holds_steps_of_kernels_only() -> None:
-    assert kernels.captures_step(CUDA, True, None, "bf16") and kernels.captures_step(CUDA, True, Gdn(), "fp16")
-    assert not kernels.captures_step(CPU, True, Gdn(), "bf16")
-    assert not kernels.captures_step(CUDA, False, Gdn(), "bf16")
-    assert not kernels.captures_step(CUDA, True, Gdn(v_heads=3), "bf16")
+        assert not kernels.serves_attention(dim, rotary, pages, True, "bf16")
 
 
 def test_large_tiles_are_hoppers_and_data_centre_blackwells() -> None:

@@ -12,7 +12,8 @@ from kakera.kv.rotation import Rotation
 from kakera.kv.store import DenseStore, Int2Store, KvBytes, create_store, storage_bytes
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
-from kakera.target.as_torch import name_of
+from kakera.target.as_torch import name_of, target_of
+from kakera.target.kernels import serves_attention
 
 LONGEST_SPAN = 8192  # tokens of a prefill span, where nobody says otherwise
 
@@ -49,11 +50,10 @@ class KVCache:
 def _backend(
     spec: ModelSpec, fmt: KvFormat, store: DenseStore | Int2Store, slots: int, chunk: int, dtype: torch.dtype
 ) -> AttentionBackend:
-    if store.device.type == "cuda":
-        # Triton is there with CUDA builds of torch only
-        from kakera.kv.gpu.backend import GpuAttention, can_attend
+    turned = isinstance(store, Int2Store) and not store.rotation.hadamard_only
+    served = serves_attention(spec.head_dim, spec.rotary_dim, fmt, turned, name_of(dtype))
+    if target_of(store.device).has_cards and served:
+        from kakera.kv.gpu.backend import GpuAttention  # Triton is there with CUDA builds of torch only
 
-        hadamard = not isinstance(store, Int2Store) or store.rotation.hadamard_only
-        if can_attend(spec, fmt, hadamard, name_of(dtype)):
-            return GpuAttention(spec, store, slots, chunk)
+        return GpuAttention(spec, store, slots, chunk)
     return PlainAttention(spec, store)

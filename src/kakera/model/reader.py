@@ -18,11 +18,12 @@ from kakera.model.parameters import Shapes
 from kakera.ops.int8 import COLUMN_STEP, ROW_STEP
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.sizes import decoded_bytes
+from kakera.target.as_torch import name_of, target_of
+from kakera.target.kernels import keeps_codes
 from kakera.weights.checkpoint import Checkpoint
 from kakera.weights.coded import CodedLinear
 from kakera.weights.hadamard import BLOCK
 
-OLDEST = (8, 0)  # compute capability: m16n8k16 products
 EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 TRELLIS = ("escha", "exl3")
 
@@ -38,7 +39,7 @@ class LinearReader:
 
     @staticmethod
     def of(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> LinearReader:
-        kernels = has_kernels(device) and dtype in (torch.float16, torch.bfloat16)
+        kernels = keeps_codes(target_of(device), name_of(dtype))
         modules = [(name, s) for name, s in shapes.items() if len(s) == 2 and checkpoint.has(name)] if kernels else []
         coded = [(s[0], s[1]) for name, s in modules if checkpoint.kind(name) in TRELLIS]
         scratch = TrellisScratch.allocate(coded, decoded_bytes(checkpoint.spec), device) if coded else None
@@ -122,7 +123,3 @@ class LinearReader:
 
     def _biases(self, names: Sequence[str]) -> list[Tensor | None]:
         return [self.checkpoint.bias(name, self.shapes[name][0], self.dtype, self.device) for name in names]
-
-
-def has_kernels(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= OLDEST

@@ -176,7 +176,7 @@ class _Budget:
         live = live_state_bytes(spec, self.target.kind, ranks)
         window = self.kv.slot_bytes(spec) // ranks
         turned = self.wishes.rotation is not None  # whatever is in the file
-        served = serves_attention(spec.head_dim, spec.rotary_dim, self.kv, turned)
+        served = serves_attention(spec.head_dim, spec.rotary_dim, self.kv, turned, self.target.dtype)
         plain = self.target.has_cards and not served
         scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.target.kind, ranks, plain)
         form = (

@@ -22,6 +22,7 @@ from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.run.page_tables import PageTables
+from kakera.target.as_torch import target_of
 
 MOST_ROWS = 32  # a graph for each number of rows; more rows, which are bound by arithmetic, are launched one by one
 
@@ -49,7 +50,7 @@ class DecodeGraphs:
         self._model, self._kv, self._states, self._tables_SP = model, kv, states, tables.ids_SP
         slots, device = len(tables.ids_SP), tables.ids_SP.device
         self._numbers_4R = torch.zeros(4, slots, dtype=torch.int64, device=device)  # tokens, rope, starts, slots
-        pinned = device.type == "cuda"
+        pinned = target_of(device).has_cards
         # two are sent between waits; one that is on its way must not be written
         self._hosts = cycle([torch.zeros(4, slots, dtype=torch.int64, pin_memory=pinned) for _ in range(4)])
         self._captured: list[_Captured] = []

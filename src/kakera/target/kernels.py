@@ -88,17 +88,12 @@ def serves_decode(head_dim: int, groups: int) -> bool:
     return head_dim in HEAD_DIMS and groups <= MOST_GROUPS
 
 
-def serves_attention(head_dim: int, rotary_dim: int, pages: PageFormat, turned: bool) -> bool:
+def serves_attention(head_dim: int, rotary_dim: int, pages: PageFormat, turned: bool, dtype: Dtype | None) -> bool:
     """Whether attention is kernels: not for other head sizes, small groups and fp32 pages, nor where a rotation file
     has turned the heads by a matrix or graded their codes (`turned`)."""
     groups = head_dim // pages.group if pages.windowed else 1
     shapes = serves_decode(head_dim, groups) and serves_write(head_dim, rotary_dim)
-    return shapes and pages.codec in CODECS and not turned
-
-
-def captures_step(target: Target, attends: bool, gdn: GdnShape | None, dtype: Dtype | None) -> bool:
-    """Whether all of a decode step is kernels, which a graph can hold: plain operations ask the host here and there."""
-    return target.has_cards and attends and is_half(dtype) and (gdn is None or serves_gdn_step(gdn, dtype))
+    return shapes and pages.codec in CODECS and not turned and is_half(dtype)
 
 
 def has_large_tiles(capability: tuple[int, int] | None) -> bool:

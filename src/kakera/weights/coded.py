@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.target.as_torch import target_of
 from kakera.weights import codebook, trellis
 from kakera.weights.hadamard import BLOCK, hadamard
 
 RSQRT_BLOCK = 0.088388347648  # 1 / sqrt(128) as the formats' own runtimes write it
-BLOCK_VALUES = {"cpu": 1 << 18, "cuda": 1 << 24}  # decoded at a time: stays in a core's cache; fills a GPU
+CORE_VALUES, CARD_VALUES = 1 << 18, 1 << 24  # decoded at a time: stays in a core's cache; fills a GPU
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class CodedLinear:
         device = self.code.device
         weight_OI = torch.empty(self.out_channels, self.in_channels, dtype=dtype, device=device)
         table = codebook.table(self.codebook, torch.float32, device)
-        columns = BLOCK_VALUES[device.type] // BLOCK
+        columns = (CARD_VALUES if target_of(device).has_cards else CORE_VALUES) // BLOCK
         for i in range(0, self.in_channels, BLOCK):
             for o in range(0, self.out_channels, columns):
                 code = self.code[i // 16 : (i + BLOCK) // 16, o // 16 : (o + columns) // 16]

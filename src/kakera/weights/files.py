@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kakera.errors import CheckpointError
+from kakera.target.as_torch import target_of
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -101,7 +102,7 @@ def read_tensor(
     result = torch.empty(stored.shape, dtype=dtype or source, device=device)
     flat = result.view(-1)
     step = BUFFER_BYTES // source.itemsize
-    direct = result.dtype == source and result.device.type == "cpu"
+    direct = result.dtype == source and target_of(result.device).one_memory
     buffer = None if direct else torch.empty(min(step, flat.numel()), dtype=source)
     descriptor = os.open(stored.path, os.O_RDONLY)
     try:

@@ -15,29 +15,17 @@ from torch import Tensor
 from kakera.contract.grid import PAGE
 from kakera.kv.backend import check_spans
 from kakera.kv.batch import Batch, Span
-from kakera.kv.gpu.decode import MOST_ROWS, DecodeScratch, LayerPages, attend_decode, can_decode, query_tiles
+from kakera.kv.gpu.decode import MOST_ROWS, DecodeScratch, LayerPages, attend_decode, query_tiles
 from kakera.kv.gpu.finish import Finish
 from kakera.kv.gpu.layout import ROW_TOKENS, DecodeLayout
 from kakera.kv.gpu.prefill import Bf16History, Int2History, PrefillAttention
-from kakera.kv.gpu.write import Places, can_write, write_rows
+from kakera.kv.gpu.write import Places, write_rows
 from kakera.kv.recent import fill_windows
 from kakera.kv.store import DenseStore, Int2Store
 from kakera.ops.heads import ProjectedHeads
-from kakera.plan.kv_format import KvFormat
 from kakera.plan.prefill_plan import PrefillPlan
 from kakera.plan.spec import ModelSpec
 from kakera.target.as_torch import HALVES
-from kakera.target.kernels import is_half
-from kakera.target.target import Dtype
-
-
-def can_attend(spec: ModelSpec, fmt: KvFormat, hadamard: bool, dtype: Dtype | None) -> bool:
-    """Whether there are kernels for the model, the format and activations of `dtype`: not for other head sizes, small
-    groups, fp32 pages, and not for rotations but Hadamard's (`Rotation.hadamard_only`). `plan.sizes.attends_plainly`
-    says the same once more, for 16-bit activations."""
-    groups = spec.head_dim // fmt.group if fmt.windowed else 1
-    known = can_decode(spec.head_dim, groups) and can_write(spec.head_dim, spec.rotary_dim)
-    return known and fmt.codec in ("int2", "bf16") and hadamard and is_half(dtype)
 
 
 @dataclass(frozen=True)

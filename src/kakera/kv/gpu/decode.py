@@ -17,10 +17,9 @@ from kakera.kv.codec import Int2Rows, decode
 from kakera.kv.gpu.finish import Finish, FinishArguments, address
 from kakera.kv.store import pages_to_rows
 from kakera.ops.cuda.compiler import kernel
+from kakera.target.kernels import serves_decode
 
 MOST_ROWS = 256  # of a launch: their costs are summed in shared memory
-MOST_GROUPS = 4  # groups of dims with a scale of their own: a quarter of the dims, at least, shares one
-HEAD_DIMS = (128, 256)
 WARPS = 8
 COLUMNS = 8  # query tokens and heads of a tile: columns of the tensor core's product
 
@@ -123,11 +122,6 @@ def query_tiles(tokens: int, group: int) -> int:
     return -(-tokens * group // COLUMNS)
 
 
-def can_decode(head_dim: int, groups: int) -> bool:
-    """Whether there is a kernel for pages of this kind."""
-    return head_dim in HEAD_DIMS and groups <= MOST_GROUPS
-
-
 def attend_decode(
     pages: LayerPages,
     rows: DecodeRows,
@@ -142,7 +136,7 @@ def attend_decode(
     """
     tokens, heads, dim = q_TQD.shape
     kv_heads = pages.halves.shape[-3]
-    if not can_decode(dim, pages.groups):
+    if not serves_decode(dim, pages.groups):
         raise ValueError(f"no decode kernel for head_dim {dim} with {pages.groups} groups")
     if q_TQD.dtype != torch.float16 or not q_TQD.is_contiguous():
         raise ValueError(f"queries must be contiguous float16, not {q_TQD.dtype} with strides {q_TQD.stride()}")

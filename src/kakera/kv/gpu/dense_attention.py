@@ -10,6 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from kakera.target.as_torch import target_of
+from kakera.target.kernels import has_large_tiles
+
 Attention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -21,10 +24,10 @@ def choose(device: torch.device) -> Attention:
 
     H200, 8,192 x 6 queries over 32,768 keys of 256: cuDNN 713, flash 328 TFLOP/s; of 128: 659, 339 (2026-11-30).
     """
-    if device.type != "cuda":
+    target = target_of(device)
+    if not target.has_cards:
         return plain
-    major, _ = torch.cuda.get_device_capability(device)
-    return cudnn_or_flash if major in (9, 10) else flash
+    return cudnn_or_flash if has_large_tiles(target.capability) else flash
 
 
 def makes_plans(device: torch.device) -> bool:

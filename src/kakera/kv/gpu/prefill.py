@@ -26,6 +26,8 @@ from kakera.plan.prefill_plan import (
     padded_tokens,
     query_blocks,
 )
+from kakera.target.as_torch import target_of
+from kakera.target.kernels import has_large_tiles
 
 MERGE_ROWS = 16
 
@@ -288,14 +290,15 @@ class _Tile(NamedTuple):
 
     @staticmethod
     def of(device: torch.device, head_dim: int) -> _Tile:
-        if device.type != "cuda":
+        target = target_of(device)
+        if not target.has_cards:
             return _Tile(64, 32, 4, 1)
-        return tile_of(torch.cuda.get_device_capability(device)[0], head_dim)
+        return tile_of(has_large_tiles(target.capability), head_dim)
 
 
-def tile_of(major: int, head_dim: int) -> _Tile:
+def tile_of(large: bool, head_dim: int) -> _Tile:
     """The largest that does not spill in the kernel's loops: 192 KB of shared memory on Hopper, 68 elsewhere."""
-    if major in (9, 10):
+    if large:
         return _Tile(128, 64, 8, 2)
     return _Tile(64, 32, 8 if head_dim > 128 else 4, 2)
 

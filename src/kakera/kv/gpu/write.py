@@ -17,6 +17,7 @@ from kakera.kv.gpu.finish import address
 from kakera.kv.rotation import fast_hadamard
 from kakera.ops.cuda.compiler import kernel
 from kakera.ops.heads import ProjectedHeads
+from kakera.target.kernels import serves_write
 
 WARPS = 8
 WARP_VALUES = 1024  # of a warp: one head of four tokens at 256 dims
@@ -51,11 +52,6 @@ class Places:
         return Places(*(part.int() for part in parts))
 
 
-def can_write(head_dim: int, rotary_dim: int) -> bool:
-    """Whether there is a kernel for heads of this kind."""
-    return head_dim in (128, 256) and rotary_dim in (head_dim, head_dim // 2, head_dim // 4)
-
-
 def write_rows(
     heads: ProjectedHeads, pages: LayerPages, places: Places, centres_2KD: Tensor | None, q_to_TQD: Tensor
 ) -> None:
@@ -66,7 +62,7 @@ def write_rows(
     """
     tokens, count, dim = heads.q_TQD.shape
     kv_heads, rotary_dim = heads.k_TKD.shape[1], 2 * heads.rotary.cos.shape[-1]
-    if not can_write(dim, rotary_dim):
+    if not serves_write(dim, rotary_dim):
         raise ValueError(f"no kernel writes heads of {dim} dims of which {rotary_dim} are turned")
     if tokens > 1 and {x.stride(0) for x in (heads.k_TKD, heads.v_TKD)} != {heads.q_TQD.stride(0)}:
         raise ValueError("queries, keys and values must be views of one projection: their tokens lie differently apart")
