@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import product
-from types import SimpleNamespace
 
-import pytest
 import torch
-from kakera.kv.gpu.attention import can_attend
 
-from kakera.kv.gpu.decode import can_decode
-from kakera.kv.gpu.write import can_write
-from kakera.model.reader import has_kernels
 from kakera.ops.dense import has_kernel
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.sizes import attends_plainly
 from kakera.target import kernels
 from kakera.target.as_torch import name_of
 from kakera.target.target import CPU, CUDA
@@ -96,39 +89,6 @@ def test_attention_is_what_is_both_written_and_read() -> None:
 def test_large_tiles_are_hoppers_and_data_centre_blackwells() -> None:
     large = [c for c in [None, (8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)] if kernels.has_large_tiles(c)]
     assert large == [(9, 0), (10, 0), (10, 3)]
-
-
-# What follows compares with predicates of other rooms, and goes with them.
-
-
-def rotations():
-    turned = SimpleNamespace(rotation_LKDD=object())
-    plain = SimpleNamespace(rotation_LKDD=None)
-    yield None, False
-    yield SimpleNamespace(graded=False, k=plain, v=plain), False
-    yield SimpleNamespace(graded=True, k=plain, v=plain), True
-    yield SimpleNamespace(graded=False, k=turned, v=plain), True
-    yield SimpleNamespace(graded=False, k=plain, v=turned), True
-
-
-def test_attention_is_answered_as_in_kv_and_plan() -> None:
-    dims, rotaries, groups = (64, 128, 256, 512), (16, 32, 64, 128, 256, 512), (32, 64, 128, 256, 512)
-    for dim, rotary in product(dims, rotaries):
-        assert kernels.serves_write(dim, rotary) == can_write(dim, rotary)
-        for codec, group, (rotation, turned) in product(("fp32", "bf16", "int2"), groups, rotations()):
-            spec, pages = SimpleNamespace(head_dim=dim, rotary_dim=rotary), KvFormat(codec, group)
-            served = kernels.serves_attention(dim, rotary, pages, turned)
-            assert served == can_attend(spec, pages, rotation)
-            assert served != attends_plainly(spec, pages, "a file" if turned else None)
-    for dim, count in product(dims, range(1, 9)):
-        assert kernels.serves_decode(dim, count) == can_decode(dim, count)
-
-
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0), (12, 0)])
-def test_codes_are_kept_as_the_reader_keeps_them(monkeypatch, capability) -> None:
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
-    assert kernels.keeps_codes(card(*capability), "bf16") == has_kernels(torch.device("cuda"))
-    assert not has_kernels(torch.device("cpu"))
 
 
 def test_ops_ask_with_the_dtype_and_the_layout_of_their_tensors() -> None:
