@@ -6,6 +6,7 @@ L layers, S slots, P pages (see docs/architecture.md for the legend).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -60,6 +61,12 @@ class Span:
     @property
     def rows(self) -> slice:
         return slice(self.offset, self.offset + self.count)
+
+    def parts(self) -> Iterator[tuple[slice, list[Save]]]:
+        """The span's tokens cut at its save positions: token ranges within the span, and the saves at each end."""
+        ends = sorted({save.position - self.start for save in self.saves} | {self.count})
+        for begin, end in zip([0, *ends], ends, strict=False):
+            yield slice(begin, end), [save for save in self.saves if save.position == self.start + end]
 
 
 @dataclass(frozen=True)

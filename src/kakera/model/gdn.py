@@ -7,13 +7,12 @@ On a GPU kernels do what lies between the projections (`gdn_kernels`); the plain
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kakera.model.batch import Batch, Save, Span
+from kakera.model.batch import Batch, Span
 from kakera.model.gdn_kernels import KernelRoutes, takes
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
@@ -121,7 +120,7 @@ def _scan(weights: GdnWeights, spec: GdnSpec, rows: Projected, layer: int, span:
     q, k, v = _heads(spec, causal_conv(rows.qkv_TC.float(), before_WC, weights.conv_KC))
     outputs: list[Tensor] = []
     carried = state_VKD
-    for part, saves in segments(span):
+    for part, saves in span.parts():
         output, carried = gated_delta_chunk(q[part], k[part], v[part], rows.g_TV[part], rows.beta_TV[part], carried)
         outputs.append(output)
         for save in saves:
@@ -129,13 +128,6 @@ def _scan(weights: GdnWeights, spec: GdnSpec, rows: Projected, layer: int, span:
     state_VKD.copy_(carried)
     before_WC.copy_(conv_tail(rows.qkv_TC, before_WC))
     return torch.cat(outputs)
-
-
-def segments(span: Span) -> Iterator[tuple[slice, list[Save]]]:
-    """The span's tokens cut at its save positions: token ranges within the span, and the saves at each end."""
-    ends = sorted({save.position - span.start for save in span.saves} | {span.count})
-    for begin, end in zip([0, *ends], ends, strict=False):
-        yield slice(begin, end), [save for save in span.saves if save.position == span.start + end]
 
 
 def _heads(spec: GdnSpec, conv_NC: Tensor) -> tuple[Tensor, Tensor, Tensor]:

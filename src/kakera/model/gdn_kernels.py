@@ -5,45 +5,65 @@ Reference: the plain operations of `kakera.model.gdn`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kakera.model.batch import Batch, Span
+from kakera.model.batch import Batch, Save, Span
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
 from kakera.ops.gdn_step import StepRows, can_step, gdn_step
 from kakera.plan.spec import GdnSpec
 
 
+class _Row(NamedTuple):
+    """Some tokens of a decode span. Behind `commits` of them the slot's state is stored, and saved."""
+
+    slot: int
+    tokens: slice  # of the batch
+    commits: int
+    saves: Sequence[Save]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What one launch computes, and which saves find their state in a slot behind it."""
+
+    tokens: slice  # of the batch
+    rows: StepRows
+    saves: tuple[tuple[int, Save], ...]  # slot, save
+
+
 @dataclass(frozen=True)
 class KernelRoutes:
-    """The spans of a pass. `rows`: those of `decode`, or None; `fast_rows`: their tokens, as in `linear`."""
+    """The spans of a pass. `launches`: of all decode rows, then of parts of those that are saved on their way;
+    `fast_rows`: tokens of decode rows, as in `linear`."""
 
     spec: GdnSpec
     eps: float
-    decode: tuple[Span, ...]
-    rows: StepRows | None
+    launches: tuple[_Launch, ...]
     fast_rows: int
     prefill: tuple[Span, ...]
 
     @staticmethod
     def of(batch: Batch, spec: GdnSpec, eps: float) -> KernelRoutes:
-        rows = _step_rows(batch, spec) if batch.decode else None
-        return KernelRoutes(spec, eps, batch.decode, rows, batch.decode_rows, batch.prefill)
+        return KernelRoutes(spec, eps, _launches(batch, spec.k_heads), batch.decode_rows, batch.prefill)
 
     def __call__(self, weights: GdnWeights, mixed_TX: Tensor, layer: int, states: StatePool) -> Tensor:
         """All between the projections, [T, V D]. Updates `states` and fills the spans' saves."""
         state_SVKD, conv_SWC = states.state_LSVKD[layer], states.conv_LSWC[layer]
         outputs: list[Tensor] = []
-        if self.rows is not None:
-            mixed_RX = mixed_TX[: self.fast_rows]
-            outputs.append(gdn_step(mixed_RX, weights, self.spec, self.eps, self.rows, state_SVKD, conv_SWC))
-            for span in self.decode:
-                for save in span.saves:
-                    save_layer(save.into, layer, state_SVKD[span.slot], conv_SWC[span.slot])
+        for launch in self.launches:
+            mixed_RX = mixed_TX[launch.tokens]
+            y_RI = gdn_step(mixed_RX, weights, self.spec, self.eps, launch.rows, state_SVKD, conv_SWC)
+            if not outputs:  # the first has the outputs of all rows
+                outputs.append(y_RI)
+            for slot, save in launch.saves:
+                save_layer(save.into, layer, state_SVKD[slot], conv_SWC[slot])
         for span in self.prefill:
             outputs.append(self._prefill(weights, mixed_TX[span.rows], layer, span, state_SVKD, conv_SWC))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -67,16 +87,38 @@ def takes(batch: Batch, spec: GdnSpec, dtype: torch.dtype) -> bool:
     return batch.device.type == "cuda" and can_step(spec, dtype)
 
 
-def _step_rows(batch: Batch, spec: GdnSpec) -> StepRows:
-    """Every token of a decode span stays, so each row stores its state behind its last."""
-    device, rows = batch.device, len(batch.decode)
-    arrived = torch.zeros(rows, spec.k_heads, dtype=torch.int32, device=device)
+def _launches(batch: Batch, key_heads: int) -> tuple[_Launch, ...]:
+    """One of all rows, which stores a row's state behind its first save, or behind its last token if none is on the
+    way; then, from there, one for each part of a row up to its next save or its end."""
+    if not batch.decode:
+        return ()
+    tokens = slice(0, batch.decode_rows)
     if batch.singles is not None:  # in operations of the device alone, so that a graph can capture them
-        offsets = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        ones_R = torch.ones(rows, dtype=torch.int32, device=device)
-        return StepRows(offsets, batch.singles.slots_R.int(), ones_R, arrived)
-    counts = [span.count for span in batch.decode]
-    slots = [span.slot for span in batch.decode]
-    slots_R, counts_R = torch.tensor([slots, counts], dtype=torch.int32, device=device)
-    offsets = torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
-    return StepRows(offsets, slots_R, counts_R, arrived)
+        slots_R, count = batch.singles.slots_R.int(), len(batch.decode)
+        offsets = torch.arange(count + 1, dtype=torch.int32, device=batch.device)
+        ones_R = torch.ones(count, dtype=torch.int32, device=batch.device)
+        arrived = torch.zeros(count, key_heads, dtype=torch.int32, device=batch.device)
+        return (_Launch(tokens, StepRows(offsets, slots_R, ones_R, arrived), ()),)
+    first: list[_Row] = []
+    later: list[_Row] = []
+    for span in batch.decode:
+        for part, saves in span.parts():
+            stop = part.stop if part.start else span.count
+            tokens = slice(span.offset + part.start, span.offset + stop)
+            row = _Row(span.slot, tokens, part.stop - part.start, saves)
+            (later if part.start else first).append(row)
+    return tuple(_launch(rows, key_heads, batch.device) for rows in (first, *([row] for row in later)))
+
+
+def _launch(rows: Sequence[_Row], key_heads: int, device: torch.device) -> _Launch:
+    """Rows whose tokens lie behind each other."""
+    slots_R, commits_R = torch.tensor(
+        [[row.slot for row in rows], [row.commits for row in rows]], dtype=torch.int32, device=device
+    )
+    ends = accumulate(row.tokens.stop - row.tokens.start for row in rows)
+    offsets = torch.tensor([0, *ends], dtype=torch.int32, device=device)
+    arrived = torch.zeros(len(rows), key_heads, dtype=torch.int32, device=device)
+    saves = tuple((row.slot, save) for row in rows for save in row.saves)
+    return _Launch(
+        slice(rows[0].tokens.start, rows[-1].tokens.stop), StepRows(offsets, slots_R, commits_R, arrived), saves
+    )
