@@ -20,7 +20,7 @@ def model(tiny_model):
 
 def forced(model, codec, chunk=128):
     fmt = KvFormat(codec, group=64, window_pages=1)
-    return Forced(model, KVCache(model.spec, fmt, 5, 1), StatePool(model.spec, 1), chunk)
+    return Forced(model, KVCache(model.spec, fmt, 5, 1).backend, StatePool(model.spec, 1), chunk)
 
 
 def logits(engine, tokens):

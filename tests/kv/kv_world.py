@@ -97,12 +97,12 @@ def run(cache: KVCache, prefill: Sequence[Part] = (), decode: Sequence[Part] = (
         tuple(spans[len(decode) :]),
         torch.empty(0, dtype=torch.int64),
     )
-    outputs = []
+    made, outputs = cache.backend.plan(batch), []
     for layer in range(parts[0].sequence.q.shape[0]):
         q, k, v = (
             torch.cat([getattr(part.sequence, name)[layer, part.start : part.end] for part in parts]) for name in "qkv"
         )
-        outputs.append(cache.attend(layer, batch, q, k, v))
+        outputs.append(made.attend(layer, q, k, v))
     stacked = torch.stack(outputs)
     return [stacked[:, span.rows] for span in spans]
 
@@ -120,8 +120,15 @@ def decode_from(cache: KVCache, sequence: Stream, start: int, tokens_per_row: in
     return torch.cat(outputs, 1)
 
 
+def new_window(cache: KVCache) -> tuple[Tensor, Tensor]:
+    """`window_k`, `window_v` of a checkpoint, zeroed."""
+    ring = cache.store.recent.ring
+    window_k, window_v = ring.new_zeros(2, len(ring), cache.store.window_pages, *ring.shape[4:])
+    return window_k, window_v
+
+
 def new_checkpoint(cache: KVCache, position: int) -> CheckpointTensors:
-    window_k, window_v = cache.new_window()
+    window_k, window_v = new_window(cache)
     return CheckpointTensors(position, None, None, window_k, window_v, None)
 
 

@@ -196,16 +196,17 @@ def test_a_pass_over_a_layer_is_captured_once_its_batch_is_laid_out():
     a, b = (caches.Sequence(world.spec, 800, slot, slot) for slot in (0, 2))
     world.run([(a, 0, 640, False), (b, 0, 100, False)])
     batch, heads = caches.pass_of([(a, 640, 652, True), (b, 100, 101, True)], 0, "cuda")
-    world.cache.attend_heads(0, batch, heads)
+    made = world.cache.backend.plan(batch)
+    made.run(0, heads)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        y = world.cache.attend_heads(0, batch, heads)
+        y = made.run(0, heads)
     for _ in range(3):
         for x in (heads.q_TQD, heads.k_TKD, heads.v_TKD, heads.gate_TI):
             x.copy_(torch.randn(x.shape, device="cuda"))
         graph.replay()
         replayed = y.clone()
-        assert replayed.isfinite().all() and torch.equal(replayed, world.cache.attend_heads(0, batch, heads))
+        assert replayed.isfinite().all() and torch.equal(replayed, made.run(0, heads))
 
 
 def test_tokens_without_a_place_are_stored_nowhere():

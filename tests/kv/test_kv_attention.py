@@ -156,7 +156,7 @@ def test_cuda_equals_cpu() -> None:
     stream = make_stream(spec, 900, 10, pages(15))
     wanted = oracle(spec, fmt, stream)
     stream.q, stream.k, stream.v, stream.pages = (x.cuda() for x in (stream.q, stream.k, stream.v, stream.pages))
-    cache = KVCache(spec, fmt, 15, 1, device="cuda")
+    cache = KVCache(spec, fmt, 15, 1, device="cuda", dtype=torch.float32)
     got = prefill(cache, stream, [640, 832])
     decoded = decode_from(cache, stream, 832)
     assert root_mean_square(torch.cat((got, decoded), 1).cpu() - wanted) < 1e-4

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from kv_world import Part, decode_from, make_spec, make_stream, new_checkpoint, prefill, run
 
 from kakera.kv.cache import KVCache
+from kakera.kv.store import Int2Store
 from kakera.plan.kv_format import KvFormat
 
 INT2 = KvFormat("int2", 32, 2)
@@ -22,9 +23,9 @@ def new_cache(fmt: KvFormat = INT2, slots: int = 3, pages: int = 48) -> KVCache:
 
 
 def poison(cache: KVCache) -> None:
-    stores = [*cache._pool.tensors(), *cache._pool.scratch()]
-    if cache._recent is not None:
-        stores += [cache._recent.ring, cache._recent.sink, *cache._recent.scratch()]
+    stores = [*cache.store.page_tensors(), *cache.backend.scratch()]
+    if isinstance(cache.store, Int2Store):
+        stores += [cache.store.recent.ring, cache.store.recent.sink]
     for tensor in stores:
         tensor.fill_(float("nan") if tensor.is_floating_point() else 255)
 
@@ -95,12 +96,12 @@ def test_resuming_from_a_save_in_mid_chunk_equals_going_on(position: int, chunk:
         end = min(820, start + chunk)
         saves = (saved,) if start < position <= end else ()
         outputs += run(cold, [Part(stream, start, end, saves)])
-    sink, pages = cold.save_sink(0), cold.read_pages(TABLE[: position // 64])
+    sink, pages = cold.store.save_sink(0), cold.store.read_pages(TABLE[: position // 64])
     warm = new_cache()
     moved = list(range(30, 30 + position // 64))  # the pages come back elsewhere, the request gets another slot
-    warm.write_pages(moved, pages)
-    warm.load_sink(1, sink)
-    warm.load_window(1, saved)
+    warm.store.write_pages(moved, pages)
+    warm.store.load_sink(1, sink)
+    warm.store.load_window(1, saved)
     resumed = make_stream(make_spec(), 820, 6, [*moved, *range(30 + position // 64, 48)], slot=1)
     got = run(warm, [Part(resumed, position, 820)])[0]
     assert got.isfinite().all() and torch.equal(got, torch.cat(outputs, 1)[:, position:])
@@ -116,13 +117,13 @@ def test_a_window_saved_from_the_ring_is_the_window_saved_on_the_way(late: int) 
     for start in range(384, 448 + late, 4):
         end = min(start + 4, 448 + late)
         run(cache, decode=[Part(stream, start, end, (on_the_way,) if start < 448 <= end else ())])
-    cache.save_window(0, later)
+    cache.store.save_window(0, later)
     assert on_the_way.window_k is not None and on_the_way.window_k.isfinite().all()
     assert torch.equal(on_the_way.window_k, later.window_k) and torch.equal(on_the_way.window_v, later.window_v)
     fresh = new_cache()
-    fresh.load_window(2, later)
+    fresh.store.load_window(2, later)
     again = new_checkpoint(fresh, 448)
-    fresh.save_window(2, again)
+    fresh.store.save_window(2, again)
     assert torch.equal(again.window_k, later.window_k) and torch.equal(again.window_v, later.window_v)
 
 
@@ -132,7 +133,7 @@ def test_decode_goes_on_equally_after_a_restore() -> None:
     saved = new_checkpoint(cold, 448)
     run(cold, [Part(stream, 0, 448, (saved,))])
     warm = new_cache()
-    warm.write_pages(TABLE[:7], cold.read_pages(TABLE[:7]))
-    warm.load_sink(0, cold.save_sink(0))
-    warm.load_window(0, saved)
+    warm.store.write_pages(TABLE[:7], cold.store.read_pages(TABLE[:7]))
+    warm.store.load_sink(0, cold.store.save_sink(0))
+    warm.store.load_window(0, saved)
     assert torch.equal(decode_from(cold, stream, 448), decode_from(warm, stream, 448))

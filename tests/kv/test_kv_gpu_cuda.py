@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kv_world import make_spec
+from kv_world import make_spec, new_window
 
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Frame, Rotation
@@ -70,12 +70,11 @@ class World:
 
     def run(self, parts, saves=()):
         batches = [pass_of(parts, layer, self.device, saves) for layer in range(2)]
-        return torch.stack(
-            [self.cache.attend_heads(layer, batches[0][0], heads) for layer, (_, heads) in enumerate(batches)]
-        ).cpu()
+        made = self.cache.backend.plan(batches[0][0])
+        return torch.stack([made.run(layer, heads) for layer, (_, heads) in enumerate(batches)]).cpu()
 
     def checkpoint(self, position):
-        k, v = self.cache.new_window()
+        k, v = new_window(self.cache)
         return CheckpointTensors(position, None, None, k, v, None)
 
 
@@ -87,7 +86,7 @@ def error(a, b):
 @pytest.mark.parametrize("shape", [{}, {"heads": 4, "kv_heads": 1, "dim": 128}])
 def test_a_conversation_equals_the_plain_path(codec, shape):
     gpu, cpu = World(codec, **shape), World(codec, "cpu", **shape)
-    assert gpu.cache._kernels is not None
+    assert gpu.cache.backend.capturable
     a, b = (Sequence(gpu.spec, 1300, slot, seed) for slot, seed in ((2, 1), (0, 2)))
     steps = [
         [(a, 0, 640, False)],
@@ -107,7 +106,7 @@ def test_the_plain_path_takes_what_has_no_kernel():
     matrix = torch.linalg.qr(torch.randn(2, 2, 256, 256))[0]
     frame = Frame(matrix, torch.zeros(2, 2, 256))
     gpu = World(rotation=Rotation(frame, frame))
-    assert gpu.cache._kernels is None
+    assert not gpu.cache.backend.capturable
     sequence = Sequence(spec, 300, 1, 3)
     assert gpu.run([(sequence, 0, 300, False)]).isfinite().all()
 
@@ -129,10 +128,10 @@ def test_a_checkpoint_continues_as_if_nothing_had_happened():
     a = Sequence(world.spec, 800, 0, 6)
     save = world.checkpoint(640)
     world.run([(a, 0, 700, False)], [(a, save)])
-    pages = world.cache.read_pages(a.pages.tolist())
-    other.cache.write_pages(a.pages.tolist(), pages)
-    other.cache.load_window(1, save)
-    other.cache.load_sink(1, world.cache.save_sink(0))
+    pages = world.cache.store.read_pages(a.pages.tolist())
+    other.cache.store.write_pages(a.pages.tolist(), pages)
+    other.cache.store.load_window(1, save)
+    other.cache.store.load_sink(1, world.cache.store.save_sink(0))
     later = Sequence(world.spec, 800, 1, 6)
     later.pages = a.pages
     assert error(other.run([(later, 640, 700, False)]), world.run([(a, 640, 700, False)])) <= 1e-6

@@ -13,12 +13,14 @@ pytest.importorskip("triton", reason="needs Triton (Linux)")
 
 from test_kv_gpu_cuda import BOUND, PAGE, SLOTS, Sequence, World, error, pass_of, specification
 
-from kakera.kv.gpu import attention, prefill
-from kakera.kv.gpu.attention import GpuAttention, can_attend
+from kakera.kv.gpu import backend, prefill
+from kakera.kv.gpu.backend import GpuAttention, can_attend
 from kakera.kv.gpu.decode import DecodeRows, attend_decode_reference, query_tiles
 from kakera.kv.gpu.finish import Finish
+from kakera.kv.gpu.layout import DecodeLayout
 from kakera.kv.gpu.write import write_rows_reference
 from kakera.kv.rotation import Frame, Rotation, fast_hadamard
+from kakera.kv.store import Int2Store
 from kakera.model.batch import SingleTokens, Span
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.sizes import attends_plainly
@@ -75,8 +77,8 @@ class Launches(list):
 @pytest.fixture
 def launches(monkeypatch):
     made = Launches()
-    monkeypatch.setattr(attention, "write_rows", made.write)
-    monkeypatch.setattr(attention, "attend_decode", made.attend)
+    monkeypatch.setattr(backend, "write_rows", made.write)
+    monkeypatch.setattr(backend, "attend_decode", made.attend)
     monkeypatch.setattr(Finish, "__call__", lambda finish, o_TQD: made.finish(finish, o_TQD))
     monkeypatch.setattr(prefill._Tile, "of", lambda *_: prefill._Tile(128, 64, 4, 1))  # fewer steps of the interpreter
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
@@ -90,16 +92,16 @@ def worlds(codec="int2"):
     rotation = Rotation(Frame(None, centres[0]), Frame(None, centres[1])) if codec == "int2" else None
     ours, plain = (World(codec, "cpu", rotation, **SHAPE) for _ in range(2))
     for world in (ours, plain):
-        cache = world.cache
-        for x in (*cache._pool.tensors(), *((cache._recent.ring, cache._recent.sink) if cache._recent else ())):
+        store = world.cache.store
+        recent = (store.recent.ring, store.recent.sink) if isinstance(store, Int2Store) else ()
+        for x in (*store.page_tensors(), *recent):
             x.fill_(255 if x.dtype == torch.uint8 else NAN)
-    cache, fmt = ours.cache, KvFormat(codec, SHAPE["dim"], WINDOW)
-    cache._kernels = GpuAttention(ours.spec, fmt, cache._pool, cache._recent, cache._centres_L2KD, SLOTS, CHUNK)
+    ours.cache.backend = GpuAttention(ours.spec, ours.cache.store, SLOTS, CHUNK)
     return ours, plain
 
 
 def step(ours, plain, parts, saves=((), ())):
-    for x in ours.cache._kernels.scratch():
+    for x in ours.cache.backend.scratch():
         x.fill_(NAN)
     y = ours.run(parts, saves[0])
     assert error(y, plain.run(parts, saves[1])) <= BOUND, parts
@@ -107,7 +109,7 @@ def step(ours, plain, parts, saves=((), ())):
 
 def same_codes(ours, plain, sequence, tokens):
     """What lies in the pages of a sequence's first tokens."""
-    for x, other in zip(ours.cache._pool.tensors(), plain.cache._pool.tensors(), strict=True):
+    for x, other in zip(ours.cache.store.page_tensors(), plain.cache.store.page_tensors(), strict=True):
         stored, wanted = (t[:, sequence.pages[: -(-tokens // PAGE)]] for t in (x, other))
         axis = -1 if x.dtype == torch.float16 else -2
         for page in range(stored.shape[1]):
@@ -129,8 +131,8 @@ def test_a_conversation_equals_the_plain_path(codec, launches):
         step(ours, plain, parts)
     same_codes(ours, plain, a, 387), same_codes(ours, plain, b, 27)
     if codec == "int2":
-        assert torch.equal(ours.cache.save_sink(a.slot), plain.cache.save_sink(a.slot))
-        mine, theirs = (world.cache.save_sink(b.slot)[..., :27, :] for world in (ours, plain))
+        assert torch.equal(ours.cache.store.save_sink(a.slot), plain.cache.store.save_sink(a.slot))
+        mine, theirs = (world.cache.store.save_sink(b.slot)[..., :27, :] for world in (ours, plain))
         assert torch.equal(mine, theirs)
 
 
@@ -175,13 +177,13 @@ def test_a_batch_is_laid_out_once_for_all_layers(launches, monkeypatch):
     ours, _ = worlds()
     a = Sequence(ours.spec, 200, 0, 5)
     made = []
-    of_spans = attention._Decode.of_spans
-    monkeypatch.setattr(attention._Decode, "of_spans", lambda *args: made.append(args) or of_spans(*args))
+    of_spans = DecodeLayout.of_spans
+    monkeypatch.setattr(DecodeLayout, "of_spans", lambda *args: made.append(args) or of_spans(*args))
     ours.run([(a, 0, 3, True)])
     ours.run([(a, 3, 4, True)])
     assert len(made) == 2
     batch, heads = pass_of([(a, 4, 5, True)], 0, "cpu")
-    assert ours.cache._kernels.takes(heads) and ours.cache.attend_heads(0, batch, heads).shape == (1, 4 * 32)
+    assert ours.cache.backend.plan(batch).run(0, heads).shape == (1, 4 * 32)
 
 
 @pytest.mark.parametrize("window", [0, 4])
@@ -190,7 +192,7 @@ def test_rows_given_as_tensors_are_laid_out_as_their_spans_are(window):
     tables = torch.randperm(64)[:48].view(4, 12)
     spans = [Span(i, 1, start, slot, tables[i]) for i, (start, slot) in enumerate(zip(starts, slots, strict=True))]
     singles = SingleTokens(torch.tensor(starts), torch.tensor(slots), tables.int())
-    expected, found = attention._Decode.of_spans(spans, window, 8), attention._Decode.of_singles(singles, window)
+    expected, found = DecodeLayout.of_spans(spans, window, 8), DecodeLayout.of_singles(singles, window)
     pairs = [(expected.places, found.places), (expected.rows[0][1], found.rows[0][1])]
     for a, b in pairs:
         for name, value in vars(a).items():
@@ -203,21 +205,35 @@ def test_the_plan_knows_what_has_no_kernel():
     for dim, codec, group in [(256, "int2", 256), (256, "int2", 64), (256, "int2", 32), (128, "bf16", 128)]:
         for kind in (codec, "fp32"):
             spec, fmt = specification(dim=dim), KvFormat(kind, group, WINDOW)
-            assert attends_plainly(spec, fmt, None) != can_attend(spec, fmt, None)
+            assert attends_plainly(spec, fmt, None) != can_attend(spec, fmt, True, "bfloat16")
             assert attends_plainly(spec, fmt, "a file")
     assert attends_plainly(specification(dim=64), KvFormat("int2", 64, WINDOW), None)
 
 
 def test_what_has_no_kernel_is_refused():
     spec, coded = specification(), KvFormat("int2", 256, WINDOW)
-    hadamard = Rotation.hadamard(spec)
-    assert can_attend(spec, coded, hadamard) and can_attend(spec, KvFormat("bf16"), None)
-    assert can_attend(spec, replace(coded, group=64), hadamard) and not can_attend(
-        spec, replace(coded, group=32), hadamard
-    )
-    assert not can_attend(spec, KvFormat("fp32"), None)
-    assert not can_attend(specification(dim=64), replace(coded, group=64), None)
-    assert not can_attend(spec, replace(coded, group=128), replace(hadamard, graded=True))
+    for dtype in ("bfloat16", "float16"):
+        assert can_attend(spec, coded, True, dtype) and can_attend(spec, KvFormat("bf16"), True, dtype)
+    assert can_attend(spec, replace(coded, group=64), True, "bfloat16")
+    assert not can_attend(spec, replace(coded, group=32), True, "bfloat16")
+    assert not can_attend(spec, KvFormat("fp32"), True, "bfloat16")
+    assert not can_attend(specification(dim=64), replace(coded, group=64), True, "bfloat16")
+    assert not can_attend(spec, coded, False, "bfloat16")
+    assert not can_attend(spec, coded, True, "float32")
+
+
+def test_rotations_but_hadamards_are_told_apart():
+    hadamard = Rotation.hadamard(specification())
+    assert hadamard.hadamard_only and not replace(hadamard, graded=True).hadamard_only
     matrix = Frame(torch.eye(256).expand(2, 2, -1, -1), torch.zeros(2, 2, 256))
     for rotation in (Rotation(matrix, hadamard.v), Rotation(hadamard.k, matrix)):
-        assert not can_attend(spec, coded, rotation)
+        assert not rotation.hadamard_only
+
+
+def test_activations_of_32_bits_are_refused_before_anything_is_written(launches):
+    ours, _ = worlds()
+    batch, heads = pass_of([(Sequence(ours.spec, 5, 0, 6), 0, 5, False)], 0, "cpu")
+    wide = replace(heads, q_TQD=heads.q_TQD.float(), k_TKD=heads.k_TKD.float(), v_TKD=heads.v_TKD.float())
+    with pytest.raises(ValueError, match="16-bit activations"):
+        ours.cache.backend.plan(batch).run(0, wide)
+    assert launches == []

@@ -27,8 +27,8 @@ def test_a_damaged_page_matters_only_beyond_sink_and_window(page: int, how: str)
         run(cache, [Part(stream, 0, 448)])
         if damage and page < 7:
             index = [int(stream.pages[page])]
-            codes, parameters = cache.read_pages(index)
-            cache.write_pages(index, (codes ^ 255, parameters + 1))
+            codes, parameters = cache.store.read_pages(index)
+            cache.store.write_pages(index, (codes ^ 255, parameters + 1))
         last = Part(stream, 448, 449)
         outputs += run(cache, [last]) if how == "prefill" else run(cache, decode=[last])
     assert torch.equal(*outputs) == (page in (0, 5, 6, 7))
@@ -94,9 +94,9 @@ POOL_BYTES = 4_000_000  # below the pool's own storages, far above any temporary
 def test_temporaries_do_not_grow_with_the_context(codec: str, how: str) -> None:
     spec = make_spec(heads=2, kv_heads=1, full=1)
     cache = KVCache(spec, replace(INT2, codec=codec), 2048, 1)
-    for tensor in cache._pool.tensors():
+    for tensor in cache.store.page_tensors():
         tensor.zero_()
-    assert max(t.untyped_storage().nbytes() for t in cache._pool.tensors()) > POOL_BYTES
+    assert max(t.untyped_storage().nbytes() for t in cache.store.page_tensors()) > POOL_BYTES
     largest = {}
     for context in (1024 * 4, 1024 * 16):
         stream = make_stream(spec, context, 2, range(256))
@@ -113,4 +113,4 @@ def test_dense_codecs_keep_no_window_and_no_rotation() -> None:
     cache = KVCache(make_spec(), KvFormat("bf16"), 4, 2)
     held = cache.bytes()
     assert (held.ring, held.sink, held.rotation, held.scratch) == (0, 0, 0, 0)
-    assert cache.new_window() == (None, None) and cache.save_sink(1).numel() == 0
+    assert cache.store.window_pages == 0 and cache.store.save_sink(1).numel() == 0

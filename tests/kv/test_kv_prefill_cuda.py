@@ -17,12 +17,15 @@ pytest.importorskip("triton", reason="needs Triton (Linux)")
 from kv_world import make_spec
 
 from kakera.contract.grid import PAGE
-from kakera.kv.attention import attend_prefill
 from kakera.kv.codec import Int2Rows, decode
 from kakera.kv.gpu import dense_attention, prefill
 from kakera.kv.gpu.prefill import Bf16History, Int2History, Pages, PrefillAttention
-from kakera.kv.pages import DensePool, Int2Pool
+from kakera.kv.plain.attend import attend_prefill
+from kakera.kv.plain.pages import DensePool, Int2Pool
+from kakera.kv.rotation import Rotation
+from kakera.kv.store import DenseStore, Int2Store
 from kakera.plan import prefill_plan
+from kakera.plan.kv_format import KvFormat
 from kakera.plan.prefill_plan import PrefillPlan, key_pieces, padded_tokens, query_blocks
 
 GPU = torch.cuda.is_available()
@@ -72,28 +75,32 @@ class World:
         # one loud key, else every softmax over a long history is flat and an error in its weights would not show
         self.kv[:, 0, :, 17] *= 2
         if case.codec == "int2":
-            self.pool: Int2Pool | DensePool = Int2Pool(spec, case.params_group, used + spare, 8, DEVICE)
-            codes, parameters = self.pool.tensors()
+            fmt = KvFormat("int2", case.params_group, window)
+            store: Int2Store | DenseStore = Int2Store(spec, fmt, used + spare, 1, Rotation.hadamard(spec), DEVICE)
+            self.pool: Int2Pool | DensePool = Int2Pool(store, 8)
+            codes, parameters = store.page_tensors()
             codes.fill_(0xFF), parameters.fill_(float("nan"))
             for ids, part in zip(self.table.split(64), self.kv.split(64), strict=True):
                 self.pool.write_pages(1, ids, part)
             hidden = self.table[[0, *range(max(0, self.last - window), used)]]
             parameters[1, hidden] = float("nan")
         else:
-            self.pool = DensePool(spec, torch.bfloat16, used + spare, DEVICE)
-            self.pool.tensors()[0].fill_(float("nan"))
+            store = DenseStore(spec, torch.bfloat16, used + spare, DEVICE)
+            self.pool = DensePool(store)
+            store.kv_LP2KND.fill_(float("nan"))
             self.pool.write_pages(1, self.table, self.kv)
         self.band = self.kv[max(0, self.first - window) :].clone()
         self.sink = self.kv[0].clone()
         behind = (case.start + case.tokens - 1) % PAGE + 1
         self.band[-1, :, :, behind:] = float("nan")
         if case.codec != "int2":
-            self.pool.tensors()[0][1, self.table[-1], :, :, behind:] = float("nan")
+            store.kv_LP2KND[1, self.table[-1], :, :, behind:] = float("nan")
+        self.tensors = store.page_tensors()
         q = torch.randn(case.tokens, case.group * case.kv_heads, case.head_dim, generator=self.made, device=DEVICE)
         self.q = (q * 1.5 * case.head_dim**-0.5).half()
 
     def history(self) -> Int2History | Bf16History:
-        tensors = [x[1] for x in self.pool.tensors()]
+        tensors = [x[1] for x in self.tensors]
         return Int2History(*tensors, self.sink) if len(tensors) == 2 else Bf16History(*tensors)
 
     def ours(self, attention: PrefillAttention | None = None) -> Tensor:
@@ -167,7 +174,7 @@ def test_unpacked_rows_are_the_codecs_values(dim, group):
     world = World(Case(192, 64, head_dim=dim, params_group=group, kv_heads=3, window=1))
     rows = torch.full((2, 2, 128, dim), float("nan"), dtype=torch.float16, device=DEVICE)
     world.history().fill(rows, world.table, Pages(0, 2, 1, 2))
-    codes, parameters = (x[1, world.table[1]] for x in world.pool.tensors())
+    codes, parameters = (x[1, world.table[1]] for x in world.tensors)
     exact = decode(Int2Rows(codes, *parameters.transpose(-1, -2).unbind(-3)[:2]))
     page = exact.float()[:, 1:].half()
     assert torch.equal(rows[:, :, 64:], page)
@@ -185,7 +192,7 @@ def test_values_beyond_fp16_are_clamped():
 def test_a_page_counts_by_its_position(small_grid):
     world = World(replace(TINY, start=640, tokens=64, window=2))
     before = world.ours()
-    codes = world.pool.tensors()[0]
+    codes = world.tensors[0]
     for page in (0, 8, 9, 10):  # the sink, the window and the segment: their codes are not read
         codes[1, world.table[page]] ^= 0xFF
     assert torch.equal(world.ours(), before)

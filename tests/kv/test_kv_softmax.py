@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kakera.kv.softmax import OnlineSoftmax, PlainBlock
+from kakera.kv.plain.softmax import OnlineSoftmax, PlainBlock
 
 
 def state_of(q_BMD: torch.Tensor, blocks: list[PlainBlock]) -> OnlineSoftmax:

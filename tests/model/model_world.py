@@ -56,7 +56,7 @@ class Harness:
             prefill=tuple(spans[decode:]),
             logit_rows=torch.arange(offset),
         )
-        logits = self.model.forward(batch, self.kv, self.states)
+        logits = self.model.forward(batch, self.kv.backend, self.states)
         return [logits[span.rows] for span in spans]
 
     def prefill(self, tokens: Tensor, cuts: list[int], slot: int = 0, start: int = 0) -> Tensor:
@@ -77,7 +77,7 @@ class Harness:
 
     def cached(self, slot: int, tokens: int) -> Tensor:
         """Keys and values of a slot's full pages before `tokens`."""
-        return torch.stack([page.clone() for page in self.kv.read_pages(self.pages(slot)[: tokens // PAGE])])
+        return torch.stack([page.clone() for page in self.kv.store.read_pages(self.pages(slot)[: tokens // PAGE])])
 
     def state(self, slot: int) -> tuple[Tensor, Tensor]:
         return self.states.state_LSVKD[:, slot].clone(), self.states.conv_LSWC[:, slot].clone()

@@ -46,7 +46,7 @@ def logits(directory: Path, **options: bool) -> tuple[HybridModel, Tensor]:
         span = Span(0, end - begin, begin, 0, torch.arange(-(-end // 64), device=cuda))
         spans = ((), (span,)) if begin == 0 else ((span,), ())
         rows = torch.arange(end - begin, device=cuda)
-        found.append(model.forward(Batch(tokens_T[begin:end], rows + begin, *spans, rows), kv, states))
+        found.append(model.forward(Batch(tokens_T[begin:end], rows + begin, *spans, rows), kv.backend, states))
     return model, torch.cat(found)
 
 

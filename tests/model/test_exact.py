@@ -3,10 +3,22 @@ the same computation)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from model_world import Harness, Row
 from torch import Tensor
+
+from kakera.model import qwen3_5
+from kakera.model.batch import Batch
+from kakera.model.mixers import gdn_kernels
+from kakera.model.mixers.gdn import CorePass
+from kakera.model.mixers.gdn_kernels import KernelCore
+from kakera.model.mixers.gdn_plain import PlainCore
+from kakera.model.qwen3_5 import HybridModel
+from kakera.model.state import StatePool
+from kakera.ops.gdn_step import gdn_step_reference
 
 LENGTH = 65 + 192  # the last piece is a single token if resumed at 256
 
@@ -61,14 +73,35 @@ def test_a_save_inside_a_segment_equals_a_segment_that_ends_there(harness: Harne
         assert torch.equal(getattr(inside, name), getattr(at_end, name)), name
 
 
+@dataclass(frozen=True)
+class DecodeByKernels:
+    """A GPU's core where it has to decode; `gdn_step_reference` stands in for its launch."""
+
+    plain: PlainCore
+    kernels: KernelCore
+    capturable = False
+
+    def plan(self, batch: Batch, states: StatePool) -> CorePass:
+        return (self.kernels if batch.decode else self.plain).plan(batch, states)
+
+
+@pytest.fixture(params=["plain", "kernels"])
+def either(request: pytest.FixtureRequest, tiny: HybridModel, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    if request.param == "kernels":
+        monkeypatch.setattr(gdn_kernels, "gdn_step", gdn_step_reference)
+        both = lambda spec, eps, *_: DecodeByKernels(PlainCore(spec, eps), KernelCore(spec, eps))  # noqa: E731
+        monkeypatch.setattr(qwen3_5, "core_for", both)
+    return Harness(HybridModel(tiny.spec, tiny.weights))
+
+
 @pytest.mark.parametrize("last", [1, 5])
-def test_decode_saves_what_prefill_would(harness: Harness, tokens: Tensor, last: int):
+def test_decode_saves_what_prefill_would(either: Harness, tokens: Tensor, last: int):
     """A running request crosses a boundary with one token, or with several (a verified draft) and a cut among them."""
-    expected, saved = harness.checkpoint(128), harness.checkpoint(128)
-    harness.run(Row(tokens[:128], 0, 0, saves=(expected,)))
-    harness.prefill(tokens[:126], [], slot=1)
-    harness.run(Row(tokens[126:127], 126, 1, decode=True))
-    harness.run(Row(tokens[127 : 127 + last], 127, 1, decode=True, saves=(saved,)))
+    expected, saved = either.checkpoint(128), either.checkpoint(128)
+    either.run(Row(tokens[:128], 0, 0, saves=(expected,)))
+    either.prefill(tokens[:126], [], slot=1)
+    either.run(Row(tokens[126:127], 126, 1, decode=True))
+    either.run(Row(tokens[127 : 127 + last], 127, 1, decode=True, saves=(saved,)))
     for name in ("state_LVKD", "conv_LCW", "hidden_H"):
         torch.testing.assert_close(getattr(saved, name), getattr(expected, name), rtol=0, atol=1e-4)
 

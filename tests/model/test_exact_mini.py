@@ -42,8 +42,8 @@ def prefill(model: HybridModel, ends: list[int]) -> tuple[Tensor, ...]:
     for begin, end in zip([0, *ends], ends, strict=False):
         span = Span(0, end - begin, begin, 0, torch.arange(-(-end // 64)))
         batch = Batch(tokens_T[begin:end], torch.arange(begin, end), (), (span,), torch.empty(0, dtype=torch.int64))
-        hidden_TH = model.hidden(batch, kv, states)
-    pages = [page.clone() for page in kv.read_pages(list(range(PAGES)))]
+        hidden_TH = model.hidden(batch, kv.backend, states)
+    pages = [page.clone() for page in kv.store.read_pages(list(range(PAGES)))]
     return (*pages, states.state_LSVKD, states.conv_LSWC, hidden_TH[-1])
 
 

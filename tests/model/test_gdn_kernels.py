@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kakera.model import gdn_kernels
 from kakera.model.batch import Batch, CheckpointTensors, Save, Span
-from kakera.model.gdn_kernels import KernelRoutes
+from kakera.model.mixers import gdn_kernels
+from kakera.model.mixers.gdn import core_for
+from kakera.model.mixers.gdn_kernels import KernelCore
+from kakera.model.mixers.gdn_plain import PlainCore
 from kakera.model.state import StatePool
 from kakera.model.weights import GdnWeights
 from kakera.ops.gdn_step import StepRows, gdn_step, gdn_step_reference
@@ -112,8 +114,8 @@ def check(world: World, rows: Sequence[Row]) -> None:
     tokens_T = torch.zeros(offset, dtype=torch.int64, device=world.device)
     batch = Batch(tokens_T, tokens_T, tuple(spans), (), tokens_T)
     mixed_LTX, expected, found = world.mixed(offset), world.copy(), world.copy()
-    routes = KernelRoutes.of(batch, world.spec, EPS)
-    y_LTI = torch.stack([routes(w, mixed_LTX[i], i, found) for i, w in enumerate(world.weights)])
+    made = KernelCore(world.spec, EPS).plan(batch, found)
+    y_LTI = torch.stack([made.run(i, w, mixed_LTX[i]) for i, w in enumerate(world.weights)])
     for span in spans:
         wanted = {save.position: save.into for save in span.saves}
         for n in range(span.count):
@@ -145,6 +147,21 @@ def test_rows_of_all_lengths_side_by_side(world: World, place: int):
 
 def test_rows_with_and_without_saves(world: World):
     check(world, [Row(8, (7, 2, 5)), Row(1), Row(3), Row(5, (5,)), Row(1, (1,)), Row(4, (1, 4)), Row(8), Row(2, (1,))])
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "k_dim", "core"),
+    [
+        ("cuda", torch.bfloat16, 128, KernelCore),
+        ("cuda", torch.float16, 128, KernelCore),
+        ("cuda", torch.float32, 128, PlainCore),
+        ("cuda", torch.bfloat16, 64, PlainCore),
+        ("cpu", torch.bfloat16, 128, PlainCore),
+    ],
+)
+def test_who_computes_is_known_from_shapes_dtype_and_device(device: str, dtype: torch.dtype, k_dim: int, core: type):
+    chosen = core_for(GdnSpec(4, 12, k_dim, 128, 4), EPS, torch.device(device), dtype)
+    assert type(chosen) is core and chosen.capturable == (core is KernelCore)
 
 
 def test_rows_without_saves_are_one_launch(world: World, monkeypatch: pytest.MonkeyPatch):

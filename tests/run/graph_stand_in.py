@@ -42,7 +42,7 @@ class StandIn:
         tables = self._graphs._tables_SP.long()
         spans = tuple(Span(i, 1, start, slot, tables[slot, : start // 64 + 1]) for i, (start, slot) in rows)
         batch = Batch(tokens_R, starts_R, spans, (), torch.arange(self._count))
-        hidden_RH = self._runner.model.hidden(batch, self._runner.kv, self._runner.states)
+        hidden_RH = self._runner.model.hidden(batch, self._runner.kv.backend, self._runner.states)
         self.outputs.hidden_RH.copy_(hidden_RH)
         self.outputs.logits_RV.copy_(self._runner.model.logits(hidden_RH))
 
@@ -121,5 +121,5 @@ def with_late_store(world: World, plan: Plan, places: int = 2) -> LateSide:
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], torch.float32, runner.device)
     sizes = StoreSizes.of_plan(replace(plan, device="cuda"))
     segments_SB = pinned_segments(sizes, lambda done, of: None)
-    runner.store = PinnedStore(shape, runner.kv, runner.states, sizes, segments_SB, places, side)  # type: ignore[arg-type]
+    runner.store = PinnedStore(shape, runner.kv.store, runner.states, sizes, segments_SB, places, side)  # type: ignore[arg-type]
     return side

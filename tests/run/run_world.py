@@ -104,7 +104,7 @@ class World:
     def _look(self, row: Row, logits_V: Tensor) -> Seen:
         states = self.runner.states
         return Seen(
-            self.runner.kv.read_pages(row.pages),
+            self.runner.kv.store.read_pages(row.pages),
             states.state_LSVKD[:, row.slot].clone(),
             states.conv_LSWC[:, row.slot].clone(),
             logits_V,

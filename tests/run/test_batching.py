@@ -80,4 +80,4 @@ def direct_logprobs(directory, prompt):
     index = torch.arange(n)
     batch = Batch(torch.tensor(prompt), index, (), (Span(0, n, 0, 0, torch.arange(pages)),), index)
     kv = KVCache(model.spec, KvFormat("fp32"), pages, 1)
-    return torch.log_softmax(model.forward(batch, kv, StatePool(model.spec, 1)), -1)
+    return torch.log_softmax(model.forward(batch, kv.backend, StatePool(model.spec, 1)), -1)

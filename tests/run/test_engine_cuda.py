@@ -120,13 +120,13 @@ def test_answers_are_those_of_the_cpu():
 def test_a_checkpoint_from_the_host_is_what_the_device_had():
     """Six by two places, without a wait of the host in between; then back into other slots."""
     runner = usual().runner
-    states, kv, store = runner.states, runner.kv, runner.store
+    states, kv, store = runner.states, runner.kv.store, runner.store
     went = []
     for number in range(6):
         states.state_LSVKD[:, 0].normal_()
         states.conv_LSWC[:, 0].normal_()
-        kv._recent.ring[:, 0].normal_()
-        kv._recent.sink[:, 0].normal_()
+        kv.recent.ring[:, 0].normal_()
+        kv.recent.sink[:, 0].normal_()
         checkpoint = store.new_checkpoint(640)
         states.save(0, checkpoint)
         kv.save_window(0, checkpoint)
@@ -146,7 +146,7 @@ def test_a_checkpoint_from_the_host_is_what_the_device_had():
 
 def test_pages_come_back_from_the_host_as_they_were():
     """More than a place takes at a time."""
-    kv, store = usual().runner.kv, usual().runner.store
+    kv, store = usual().runner.kv.store, usual().runner.store
     pages, others = list(range(100)), list(range(150, 250))
     before = kv.read_pages(pages)
     store.keep_pages([(page, 5000 + page) for page in pages])

@@ -15,6 +15,7 @@ from run_world import CODECS, World, tiny_plan
 
 from kakera.contract.request import Sampling
 from kakera.contract.step import DemotePages, Drop, PromotePages, ResetSlot, RestoreCheckpoint, Row, StepPlan
+from kakera.kv.store import Int2Store
 from kakera.plan import store_sizes
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run import pinned_store
@@ -47,19 +48,19 @@ def scramble(world: World, seed: int) -> None:
 
 
 def contents(world: World, copies: bool = True) -> list[torch.Tensor]:
-    kv, states = world.runner.kv, world.runner.states
-    recent = (kv._recent.ring, kv._recent.sink) if kv._recent else ()
-    tensors = [*kv._pool.tensors(), *recent, states.state_LSVKD, states.conv_LSWC]
+    kv, states = world.runner.kv.store, world.runner.states
+    recent = (kv.recent.ring, kv.recent.sink) if isinstance(kv, Int2Store) else ()
+    tensors = [*kv.page_tensors(), *recent, states.state_LSVKD, states.conv_LSWC]
     return [tensor.clone() for tensor in tensors] if copies else tensors
 
 
 def of_slot(world: World, slot: int) -> list[torch.Tensor]:
     """What a checkpoint at POSITION and a sink hold, as copies."""
-    kv, states = world.runner.kv, world.runner.states
+    kv, states = world.runner.kv.store, world.runner.states
     held = [states.state_LSVKD[:, slot].clone(), states.conv_LSWC[:, slot].clone()]
-    if kv._recent:
-        places = kv._recent._at(POSITION // 64 - kv._window_pages, POSITION // 64 - 1)
-        held += [kv._recent.ring[:, slot, places].clone(), kv._recent.sink[:, slot].clone()]
+    if isinstance(kv, Int2Store):
+        places = kv.recent.places_of(POSITION // 64 - kv.window_pages, POSITION // 64 - 1)
+        held += [kv.recent.ring[:, slot, places].clone(), kv.recent.sink[:, slot].clone()]
     return held
 
 
@@ -67,7 +68,7 @@ def keep(world: World, number: int, slot: int) -> None:
     """As the runner does for a decode row."""
     checkpoint = world.runner.store.new_checkpoint(POSITION)
     world.runner.states.save(slot, checkpoint)
-    world.runner.kv.save_window(slot, checkpoint)
+    world.runner.kv.store.save_window(slot, checkpoint)
     world.runner.store.keep_checkpoint(number, checkpoint)
 
 
@@ -97,14 +98,14 @@ def test_slots_and_pages_come_back_as_they_went(world):
             store.keep_sink(number, number % 3)
         pages = rng.sample(range(16), 5)
         store.keep_pages([(page, 10 * number + i) for i, page in enumerate(pages)])
-        went[number] = [of_slot(world, number % 3), world.runner.kv.read_pages(pages)]
+        went[number] = [of_slot(world, number % 3), world.runner.kv.store.read_pages(pages)]
     scramble(world, 99)
     for number in (1, 3, 5, 7):
         slot, pages = (number + 1) % 3, rng.sample(range(16), 4)
         load = RestoreCheckpoint(slot, number, POSITION, sink_of(world, number))
         execute(world, load, PromotePages(tuple((10 * number + 1 + i, page) for i, page in enumerate(pages))))
         assert all_equal(of_slot(world, slot), went[number][0])
-        assert all_equal(world.runner.kv.read_pages(pages), [pages[:, 1:] for pages in went[number][1]])
+        assert all_equal(world.runner.kv.store.read_pages(pages), [pages[:, 1:] for pages in went[number][1]])
 
 
 def test_a_slot_that_is_given_again_before_its_load_has_come_is_reset(world):
@@ -115,11 +116,11 @@ def test_a_slot_that_is_given_again_before_its_load_has_come_is_reset(world):
 
 
 def test_pages_that_are_demoted_as_soon_as_they_were_promoted_hold_what_was_promoted(world):
-    before = world.runner.kv.read_pages([3])
+    before = world.runner.kv.store.read_pages([3])
     execute(world, DemotePages(((3, 1),)))
     scramble(world, 5)
     execute(world, PromotePages(((1, 4),)), DemotePages(((4, 2),)), Drop(host_pages=(1,)), PromotePages(((2, 9),)))
-    assert all_equal(world.runner.kv.read_pages([9]), before)
+    assert all_equal(world.runner.kv.store.read_pages([9]), before)
 
 
 def test_what_is_kept_again_under_a_dropped_name_is_the_later_content(world):

@@ -67,7 +67,7 @@ class GdnBench:
 
 def measure(spec: ModelSpec, ranks: int, tell: Tell) -> GdnBench:
     """The heads of one of `ranks` cards. Raises UsageError for a model without such layers."""
-    if spec.gdn is None or not can_step(spec.gdn, torch.bfloat16):
+    if spec.gdn is None or not can_step(spec.gdn, "bfloat16"):
         raise UsageError(
             "there are no Gated DeltaNet kernels for this model: heads of 128 channels and 4 taps have some"
         )

@@ -37,8 +37,8 @@ def calibrate(
     windows = cut_held_out(Tokenizer.load(directory), window, limit, data, seed)
     forced = open_forced(directory, Wishes(gpus=gpus, kv="bf16"), window)
     spec = forced.model.spec
-    recorder = Recorder(forced.kv, spec)
-    forced.kv = recorder
+    recorder = Recorder(forced.attention, spec)
+    forced.attention = recorder
     for tokens in windows:
         for _ in forced.hidden(tokens):
             pass

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from kakera.contract.grid import PAGE
+from kakera.kv.backend import Attention
 from kakera.model.batch import Batch, Span
-from kakera.model.qwen3_5 import HybridModel, KeyValues
+from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 
 HEAD_ROWS = 256  # rows of logits at a time: 256 x 248,320 fp32 is 254 MB
@@ -21,9 +22,9 @@ HEAD_ROWS = 256  # rows of logits at a time: 256 x 248,320 fp32 is 254 MB
 class Forced:
     """Owns slot 0 and the first pages of a cache that nothing else uses. `chunk` tokens a step, a multiple of PAGE."""
 
-    def __init__(self, model: HybridModel, kv: KeyValues, states: StatePool, chunk: int):
+    def __init__(self, model: HybridModel, attention: Attention, states: StatePool, chunk: int):
         self.model = model
-        self.kv = kv
+        self.attention = attention
         self.states = states
         self.chunk = chunk
 
@@ -43,7 +44,7 @@ class Forced:
                 prefill=(Span(offset=0, count=end - start, start=start, slot=0, pages=pages),),
                 logit_rows=torch.empty(0, dtype=torch.int64, device=device),
             )
-            yield start, self.model.hidden(batch, self.kv, self.states)
+            yield start, self.model.hidden(batch, self.attention, self.states)
 
     @torch.inference_mode()
     def logits(self, tokens: Sequence[int]) -> Iterator[tuple[int, Tensor]]:

@@ -65,7 +65,7 @@ def open_forced(
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     return Forced(
         model or HybridModel.load(directory, dtype, plan.device, escha_bias=escha_bias, draft=draft),
-        KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, plan.device, plan.chunk),
+        KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, plan.device, plan.chunk, dtype).backend,
         StatePool(plan.spec, 1, plan.device, dtype),
         plan.chunk,
     )

@@ -7,14 +7,16 @@ that of logits. Hadamard matrices inside the grades make their dims alike, as on
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
+from kakera.kv.backend import Attention, AttentionPass
 from kakera.kv.rotation import Frame, Rotation, hadamard_matrix
 from kakera.model.batch import Batch
-from kakera.model.qwen3_5 import KeyValues
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.spec import ModelSpec
 
@@ -50,18 +52,27 @@ class Moments:
 
 
 class Recorder:
-    """Passes everything on to a KV cache and keeps the moments of what is stored."""
+    """Passes everything on to a KV cache's attention and keeps the moments of what is stored."""
 
-    def __init__(self, kv: KeyValues, spec: ModelSpec):
-        self._kv = kv
+    def __init__(self, attention: Attention, spec: ModelSpec):
+        self._attention = attention
         self.moments = Moments(spec)
 
-    def attend_heads(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor:
+    def plan(self, batch: Batch) -> AttentionPass:
         """The first page is left out: it stays in 16 bit, and its first tokens are like no others."""
+        return _RecordedPass(self._attention.plan(batch), self.moments, batch.positions_T >= PAGE)
+
+
+@dataclass(frozen=True)
+class _RecordedPass:
+    inner: AttentionPass
+    moments: Moments
+    late_T: Tensor
+
+    def run(self, layer: int, heads: ProjectedHeads) -> Tensor:
         _, k_TKD, v_TKD = heads.turned()
-        late_T = batch.positions_T >= PAGE
-        self.moments.add(layer, torch.stack((k_TKD[late_T], v_TKD[late_T]), 1))
-        return self._kv.attend_heads(layer, batch, heads)
+        self.moments.add(layer, torch.stack((k_TKD[self.late_T], v_TKD[self.late_T]), 1))
+        return self.inner.run(layer, heads)
 
 
 def principal_axes(covariance: Tensor) -> Tensor:

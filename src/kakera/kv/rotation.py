@@ -90,6 +90,11 @@ class Rotation:
             digest.update(repr(tuple(tensor.shape)).encode() + tensor.float().cpu().contiguous().numpy().tobytes())
         return digest.digest()
 
+    @property
+    def hadamard_only(self) -> bool:
+        """Whether both matrices are Hadamard's and codes are even; centres may be any."""
+        return not self.graded and self.k.rotation_LKDD is None and self.v.rotation_LKDD is None
+
     def check(self, spec: ModelSpec) -> None:
         """Raises CheckpointError if the shapes are those of another model."""
         shape = (len(spec.full_layers), spec.kv_heads, spec.head_dim)

@@ -99,7 +99,8 @@ class Batch:
         return self.decode + self.prefill
 
     @property
-    def decode_rows(self) -> int:
+    def decode_tokens(self) -> int:
+        """Of all decode spans: the first rows of the flat batch."""
         return sum(span.count for span in self.decode)
 
     @property

@@ -29,7 +29,7 @@ class CodedProjection:
     tail: Linear | None = None
     bias_O: Tensor | None = None
 
-    def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor:
+    def __call__(self, x_TI: Tensor, decode_tokens: int = 0) -> Tensor:
         """[T, O] in x's dtype, float16 or bfloat16."""
         x_TI = x_TI.contiguous()
         width = self.coded.out_channels
@@ -52,7 +52,7 @@ class Int8Projection:
     q_OI: Tensor
     scale_O: Tensor
 
-    def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor:
+    def __call__(self, x_TI: Tensor, decode_tokens: int = 0) -> Tensor:
         return int8_linear(x_TI.contiguous(), self.q_OI, self.scale_O)
 
 

@@ -15,9 +15,9 @@ from kakera.ops.linear import Weight, linear, pack
 
 
 class LinearMap(Protocol):
-    """x_TI [T, I] to [T, O], however the weight is kept; `fast_rows` as in `kakera.ops.linear`."""
+    """x_TI [T, I] to [T, O], however the weight is kept; `decode_tokens` as in `kakera.ops.linear`."""
 
-    def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor: ...
+    def __call__(self, x_TI: Tensor, decode_tokens: int = 0) -> Tensor: ...
 
 
 class EmbeddingMap(Protocol):
@@ -27,6 +27,9 @@ class EmbeddingMap(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...  # of the rows
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,10 @@ class Embedding:
     def device(self) -> torch.device:
         return self.rows_VH.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows_VH.dtype
+
 
 @dataclass(frozen=True)
 class Projection:
@@ -50,9 +57,9 @@ class Projection:
     weight_OI: Weight
     bias_O: Tensor | None = None
 
-    def __call__(self, x_TI: Tensor, fast_rows: int = 0) -> Tensor:
-        """[T, O]; rows, layout and `fast_rows` as in `kakera.ops.linear`."""
-        y_TO = linear(x_TI, self.weight_OI, fast_rows)
+    def __call__(self, x_TI: Tensor, decode_tokens: int = 0) -> Tensor:
+        """[T, O]; rows, layout and `decode_tokens` as in `kakera.ops.linear`."""
+        y_TO = linear(x_TI, self.weight_OI, decode_tokens)
         return y_TO if self.bias_O is None else y_TO + self.bias_O
 
 

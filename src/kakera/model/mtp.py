@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kakera.errors import CheckpointError
-from kakera.model.attention import full_attention
-from kakera.model.mlp import mlp
+from kakera.model.mixers.full import full_attention
+from kakera.model.mlp.dense import DenseMlp
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.weights import AttentionWeights, MtpWeights
 from kakera.ops.heads import ProjectedHeads
@@ -38,7 +38,7 @@ def draft_hidden(model: HybridModel, tokens_N: Tensor, hidden_NH: Tensor) -> Ten
     assert isinstance(layer.mixer, AttentionWeights)
     normed_NH = rms_norm(x_NH, layer.input_scale_H, eps)
     x_NH = x_NH + full_attention(layer.mixer, spec, normed_NH, rotary, _attend)
-    x_NH = x_NH + mlp(layer.mlp, rms_norm(x_NH, layer.post_scale_H, eps))
+    x_NH = x_NH + DenseMlp(layer.mlp)(rms_norm(x_NH, layer.post_scale_H, eps))
     return rms_norm(x_NH, weights.scale_H, eps)
 
 

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kakera.model.attention import full_attention
+from kakera.kv.backend import Attention
 from kakera.model.batch import Batch
-from kakera.model.gdn import gated_delta_net, routes_of
-from kakera.model.mlp import mlp
+from kakera.model.blocks import Mixer, Mlp
+from kakera.model.mixers.full import FullAttention
+from kakera.model.mixers.gdn import GatedDeltaNet, core_for
+from kakera.model.mlp.dense import DenseMlp
 from kakera.model.state import StatePool
-from kakera.model.weights import AttentionWeights, ModelWeights, Progress, load_weights
+from kakera.model.weights import AttentionWeights, GdnWeights, ModelWeights, Progress, load_weights
 from kakera.ops.fused import add_rms_norm
-from kakera.ops.heads import ProjectedHeads
 from kakera.ops.norm import rms_norm
-from kakera.ops.rotary import Rotary
-from kakera.plan.spec import ModelSpec
+from kakera.plan.spec import LayerKind, ModelSpec
 from kakera.weights.checkpoint import Checkpoint
-
-
-class KeyValues(Protocol):
-    """What the model asks of a KV cache; `layer` counts the full-attention layers."""
-
-    def attend_heads(self, layer: int, batch: Batch, heads: ProjectedHeads) -> Tensor: ...
 
 
 class HybridModel:
     def __init__(self, spec: ModelSpec, weights: ModelWeights):
         self.spec = spec
         self.weights = weights
+        self._mixers = _mixers(spec, weights)
+        self._layers = tuple(
+            _Layer(kind, spec.layers[:i].count(kind), DenseMlp(layer.mlp))
+            for i, (kind, layer) in enumerate(zip(spec.layers, weights.layers, strict=True))
+        )
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can capture a pass of decode rows, as far as the model goes: plain operations ask the
+        host here and there."""
+        return all(mixer.capturable for mixer in self._mixers.values())
 
     @staticmethod
     def load(
@@ -52,36 +56,28 @@ class HybridModel:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: Batch, kv: KeyValues, states: StatePool) -> Tensor:
+    def forward(self, batch: Batch, attention: Attention, states: StatePool) -> Tensor:
         """Run the batch and return float32 logits [R, vocabulary] of `batch.logit_rows`."""
-        return self.logits(self.hidden(batch, kv, states)[batch.logit_rows])
+        return self.logits(self.hidden(batch, attention, states)[batch.logit_rows])
 
     @torch.inference_mode()
-    def hidden(self, batch: Batch, kv: KeyValues, states: StatePool) -> Tensor:
+    def hidden(self, batch: Batch, attention: Attention, states: StatePool) -> Tensor:
         """Hidden states after the final norm, [T, H]. Writes the batch's keys, values and states, fills its saves.
 
         On a CPU the values of prefill rows have the same bits whatever else is in the batch and wherever the prompt
         was cut (at multiples of 64).
         """
-        rotary = Rotary.at(batch.positions_T, self.spec.rotary_dim, self.spec.rope_theta)
+        eps = self.spec.rms_eps
         x_TH = self.weights.embedding(batch.tokens_T)
-        routes = routes_of(batch, self.spec.gdn, self.spec.rms_eps, x_TH.dtype)
-        layers, eps = self.weights.layers, self.spec.rms_eps
+        passes = {kind: mixer.plan(batch, attention, states) for kind, mixer in self._mixers.items()}
         # each sum has its norm beside it, which on a GPU is one launch: the norm in front of the next block
-        scales = [scale for layer in layers for scale in (layer.input_scale_H, layer.post_scale_H)]
+        scales = [scale for layer in self.weights.layers for scale in (layer.input_scale_H, layer.post_scale_H)]
         scales.append(self.weights.scale_H)
         normed_TH = rms_norm(x_TH, scales[0], eps)
-        gdn = full = 0
-        for i, layer in enumerate(layers):
-            if isinstance(layer.mixer, AttentionWeights):
-                mixed_TH = self._attend(layer.mixer, normed_TH, rotary, full, batch, kv)
-                full += 1
-            else:
-                assert self.spec.gdn is not None
-                mixed_TH = gated_delta_net(layer.mixer, self.spec.gdn, eps, normed_TH, gdn, routes, states)
-                gdn += 1
+        for i, layer in enumerate(self._layers):
+            mixed_TH = passes[layer.kind].run(layer.number, normed_TH)
             x_TH, normed_TH = add_rms_norm(x_TH, mixed_TH, scales[2 * i + 1], eps)
-            x_TH, normed_TH = add_rms_norm(x_TH, mlp(layer.mlp, normed_TH, batch.decode_rows), scales[2 * i + 2], eps)
+            x_TH, normed_TH = add_rms_norm(x_TH, layer.mlp(normed_TH, batch.decode_tokens), scales[2 * i + 2], eps)
         hidden_TH = normed_TH
         _save_hidden(batch, hidden_TH)
         return hidden_TH
@@ -89,13 +85,28 @@ class HybridModel:
     @torch.inference_mode()
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """The head over post-norm hidden states: float32 [R, vocabulary], vocabulary contiguous."""
-        return self.weights.head(hidden_RH, fast_rows=len(hidden_RH)).float().contiguous()
+        return self.weights.head(hidden_RH, decode_tokens=len(hidden_RH)).float().contiguous()
 
-    def _attend(
-        self, weights: AttentionWeights, x_TH: Tensor, rotary: Rotary, layer: int, batch: Batch, kv: KeyValues
-    ) -> Tensor:
-        attend = partial(kv.attend_heads, layer, batch)
-        return full_attention(weights, self.spec, x_TH, rotary, attend, batch.decode_rows)
+
+class _Layer(NamedTuple):
+    """`number` counts the layers of the kind."""
+
+    kind: LayerKind
+    number: int
+    mlp: Mlp
+
+
+def _mixers(spec: ModelSpec, weights: ModelWeights) -> dict[LayerKind, Mixer]:
+    """By kind of layer; which kernels compute them is decided here, once."""
+    mixers: dict[LayerKind, Mixer] = {}
+    mine = [layer.mixer for layer in weights.layers]
+    if gdn := [mixer for mixer in mine if isinstance(mixer, GdnWeights)]:
+        assert spec.gdn is not None
+        table = weights.embedding
+        mixers["gdn"] = GatedDeltaNet(gdn, core_for(spec.gdn, spec.rms_eps, table.device, table.dtype))
+    if full := [mixer for mixer in mine if isinstance(mixer, AttentionWeights)]:
+        mixers["full"] = FullAttention(spec, full)
+    return mixers
 
 
 def _save_hidden(batch: Batch, hidden_TH: Tensor) -> None:

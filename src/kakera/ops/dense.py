@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kakera.ops.cuda.compiler import kernel
+from kakera.ops.dtypes import HALVES
 from kakera.ops.linear import linear
 
 FEW_ROWS, FEW_CHANNELS = 32, 256  # a thread block reads 8 rows of x for one channel; more is the library's business
@@ -18,7 +19,6 @@ THREADS = 128  # of dense_few.cu
 ROWS = 8  # of a thread block, where there is more than one; a row has the same bits either way
 EIGHT = 8  # channels of a load
 MOST_VECTORS = 8  # eights of input channels of a thread: 8,192 channels
-HALVES = (torch.float16, torch.bfloat16)
 
 
 class _Launch(ctypes.Structure):

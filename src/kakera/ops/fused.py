@@ -12,12 +12,12 @@ from torch import Tensor
 
 from kakera.ops import activation
 from kakera.ops.cuda.compiler import kernel
+from kakera.ops.dtypes import HALVES
 from kakera.ops.norm import rms_norm
 
 EIGHT = 8  # channels of a load
 THREADS = 256
 MOST_VECTORS = 4  # eights of channels that a thread of the norm holds: 8,192 channels; 8 spill
-HALVES = (torch.float16, torch.bfloat16)
 
 
 class _AddNorm(ctypes.Structure):

@@ -1,6 +1,6 @@
 """A Gated DeltaNet layer between its projections for decode rows, in one launch on a GPU.
 
-Reference: `gdn_step_reference`, the plain operations of `kakera.model.gdn` token by token.
+Reference: `gdn_step_reference`, the plain operations of `kakera.model.mixers.gdn_plain` token by token.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 from kakera.ops.activation import sigmoid, silu, softplus
 from kakera.ops.conv import causal_conv
 from kakera.ops.cuda.compiler import kernel
+from kakera.ops.dtypes import HALF_NAMES, name_of
 from kakera.ops.gated_delta import gated_delta_recurrent
 from kakera.ops.norm import l2_norm, rms_norm_gated
 from kakera.plan.spec import GdnSpec
 
 DIM, TAPS, THREADS = 128, 4, 512  # of gdn_step.cu: key and value channels of a head, taps, threads of a block
-HALVES = (torch.float16, torch.bfloat16)
 
 
 class _Launch(ctypes.Structure):
@@ -59,11 +59,11 @@ class StepRows:
     arrived: Tensor
 
 
-def can_step(spec: GdnSpec, dtype: torch.dtype) -> bool:
+def can_step(spec: GdnSpec, dtype: str) -> bool:
     """Whether there is a kernel for layers of this kind, with activations of `dtype`. An odd number of value heads
     would leave rows of q | k | v | z | b | a off the 8 bytes that are loaded at once."""
     shapes = (spec.k_dim, spec.v_dim, spec.conv_taps) == (DIM, DIM, TAPS) and spec.v_heads % 2 == 0
-    return shapes and dtype in HALVES
+    return shapes and dtype in HALF_NAMES
 
 
 def gdn_step(
@@ -80,7 +80,7 @@ def gdn_step(
     Updates state_SVKD (float32 or float16 [slots, V, K, D]) and conv_SWC (the activations' dtype, [slots, taps - 1,
     channels]) in place; no slot may stand in two rows. Raises ValueError.
     """
-    if not can_step(spec, mixed_TX.dtype) or conv_SWC.dtype != mixed_TX.dtype:
+    if not can_step(spec, name_of(mixed_TX.dtype)) or conv_SWC.dtype != mixed_TX.dtype:
         raise ValueError(f"no kernel steps {spec} with {mixed_TX.dtype} activations and {conv_SWC.dtype} columns")
     if not (state_SVKD.is_contiguous() and conv_SWC.is_contiguous()) or state_SVKD.dtype == torch.bfloat16:
         raise ValueError(f"states and columns must be contiguous, states float32 or float16, not {state_SVKD.dtype}")

@@ -34,19 +34,19 @@ def pack(w_OI: Tensor) -> Weight:
     return packed
 
 
-def linear(x_TI: Tensor, weight: Weight, fast_rows: int = 0) -> Tensor:
+def linear(x_TI: Tensor, weight: Weight, decode_tokens: int = 0) -> Tensor:
     """x w^T, [T, O]. On a CPU perhaps a transposed view: whoever needs rows in one piece asks.
 
-    The first `fast_rows` rows (decode) are computed the fast way. The bits of every other row depend on nothing but
+    The first `decode_tokens` rows are computed the fast way. The bits of every other row depend on nothing but
     the row, the weight and the number of threads. On a GPU there is no such promise, and one product for all rows.
     """
     if x_TI.device.type != "cpu":
         assert isinstance(weight, Tensor)
         return F.linear(x_TI, weight)
-    if fast_rows == len(x_TI):
+    if decode_tokens == len(x_TI):
         return _product(x_TI, weight)
-    parts = [_product(x_TI[:fast_rows], weight)] if fast_rows else []
-    parts += [_block(block_NI, weight) for block_NI in torch.split(x_TI[fast_rows:], BLOCK_ROWS)]
+    parts = [_product(x_TI[:decode_tokens], weight)] if decode_tokens else []
+    parts += [_block(block_NI, weight) for block_NI in torch.split(x_TI[decode_tokens:], BLOCK_ROWS)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

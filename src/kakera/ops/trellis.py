@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kakera.ops.cuda.compiler import Kernel, kernel
+from kakera.ops.dtypes import HALVES
 from kakera.weights.coded import CodedLinear
 
 FEW_ROWS = 32
@@ -25,7 +26,6 @@ COST = {1: 8, 2: 7, 3: 8, 4: 7, 5: 8, 6: 8, 7: 8, 8: 7}  # of a unit by bits: in
 BLOCK = 128
 BLOCKS_PER_SM = 2  # of trellis_few.cu
 MASK = 0x8FFF8FFF  # of the codebook; an argument, because the compiler makes two instructions of a known one
-HALVES = (torch.float16, torch.bfloat16)
 CODEBOOKS = {"mcg": "MCG", "3inst": "INST3", "mul1": "MUL1"}
 
 

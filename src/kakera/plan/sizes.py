@@ -87,8 +87,8 @@ def checkpoint_bytes(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, dev
 
 
 def attends_plainly(spec: ModelSpec, kv: KvFormat, rotation: str | None) -> bool:
-    """Whether a GPU has no attention kernels for this and takes float32 operations of torch: `kv.gpu.can_attend` in
-    the words of a plan, where a rotation file counts as one that turns."""
+    """Whether a GPU has no attention kernels for this and takes float32 operations of torch: `can_attend` of
+    kv/gpu/backend.py in the words of a plan, where a rotation file counts as one that turns."""
     quarter_turns = spec.rotary_dim * 4 in (spec.head_dim, 2 * spec.head_dim, 4 * spec.head_dim)
     groups = spec.head_dim // kv.group if kv.windowed else 1
     sizes = spec.head_dim in KERNEL_HEAD_DIMS and quarter_turns and groups <= KERNEL_GROUPS

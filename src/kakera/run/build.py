@@ -21,11 +21,9 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.ops.gdn_step import can_step
 from kakera.plan.budget import pages_for
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import CUDA_OVERHEADS, STAGED_CHECKPOINTS, margin
-from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs
@@ -90,19 +88,19 @@ def build_engine(
         told = partial(tell, PINNING)
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     model = HybridModel.load(directory, dtype, device, partial(tell, LOADING), escha_bias=escha_bias)
-    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk)
+    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], dtype, device)
     compiler = Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos)
     if grammars:
         compiler.prepare()
     graphs = None
-    if has_graphs(plan.spec, kv, dtype, device):
+    if device.type == "cuda" and model.capturable and kv.backend.capturable:  # all of a decode step is kernels
         graphs = DecodeGraphs(model, kv, states, plan.slots, pages_for(plan.context), device)
-    store: Store = HostStore(shape, kv, states)
+    store: Store = HostStore(shape, kv.store, states)
     if segments is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
-        store = PinnedStore(shape, kv, states, sizes, segments.result(), STAGED_CHECKPOINTS, side)
+        store = PinnedStore(shape, kv.store, states, sizes, segments.result(), STAGED_CHECKPOINTS, side)
     runner = TorchRunner(model, kv, states, store, Outputs(compiler), graphs)
     if device.type == "cuda":
         warm_up(runner, plan, partial(tell, WARMING))
@@ -138,13 +136,6 @@ def over_plan(plan: Plan, taken: int) -> list[str]:
         f"the card holds {taken / 1e9:.2f} GB after the start where {planned / 1e9:.2f} GB were planned: another "
         "program has taken some, or the plan is wrong here; lower --context or --max-running if it gets slow"
     ]
-
-
-def has_graphs(spec: ModelSpec, kv: KVCache, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether all of a decode step is kernels, which can be captured: the plain path asks the host here and there."""
-    if device.type != "cuda" or not kv.has_kernels or dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return spec.gdn is None or can_step(spec.gdn, dtype)
 
 
 def scheduler_for(plan: Plan) -> Scheduler:

@@ -168,5 +168,5 @@ class DecodeGraphs:
         singles = SingleTokens(starts_R, slots_R, self._tables_SP.index_select(0, slots_R))
         spans = tuple(Span(i, 1, 0, i, slots_R) for i in range(count))  # read for their number: `Batch.singles`
         batch = Batch(tokens_R, starts_R, decode=spans, prefill=(), logit_rows=slots_R, singles=singles)
-        hidden_RH = self._model.hidden(batch, self._kv, self._states)
+        hidden_RH = self._model.hidden(batch, self._kv.backend, self._states)
         return Outputs(hidden_RH, self._model.logits(hidden_RH))

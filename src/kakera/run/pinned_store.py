@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kakera.cache.pages import IdPool
 from kakera.contract.step import Drop
-from kakera.kv.cache import KVCache
+from kakera.kv.store import KvStore
 from kakera.model.batch import CheckpointTensors
 from kakera.model.state import StatePool
 from kakera.plan.store_sizes import ALIGNED, StoreSizes
@@ -56,7 +56,7 @@ class PinnedStore:
     def __init__(
         self,
         shape: CheckpointShape,
-        kv: KVCache,
+        kv: KvStore,
         states: StatePool,
         sizes: StoreSizes,
         segments_SB: Sequence[Tensor],
@@ -76,7 +76,7 @@ class PinnedStore:
         self.pages: dict[int, _Record] = {}
 
     def new_checkpoint(self, position: int) -> CheckpointTensors:
-        """Pages of the window that lie before position 0 hold anything: `KVCache.load_window` does not read them."""
+        """Pages of the window that lie before position 0 hold anything: `KvStore.load_window` does not read them."""
         place = self._place_to_fill()
         place.checkpoint.position = position
         return place.checkpoint
@@ -195,7 +195,7 @@ class PinnedStore:
         return upload({"ids": np.array(ids, dtype=np.int64)}, self._device)["ids"]
 
 
-def _place(shape: CheckpointShape, kv: KVCache, sizes: StoreSizes) -> _Place:
+def _place(shape: CheckpointShape, kv: KvStore, sizes: StoreSizes) -> _Place:
     bytes_B = torch.empty(sizes.place_bytes, dtype=torch.uint8, device=shape.device)
     checkpoint, sink, pages = shape.empty(0), kv.save_sink(0), kv.read_pages([0])
     views = with_tensors(checkpoint, _views(bytes_B, tensors_of(checkpoint)))
@@ -203,7 +203,7 @@ def _place(shape: CheckpointShape, kv: KVCache, sizes: StoreSizes) -> _Place:
 
 
 def _page_views(bytes_NB: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """[N, L, ...], a block for each page, for what `KVCache.read_pages` gave of one page."""
+    """[N, L, ...], a block for each page, for what `KvStore.read_pages` gave of one page."""
     views, begin = [], 0
     for tensor in like:
         size = tensor.numel() * tensor.element_size()

@@ -121,7 +121,7 @@ class TorchRunner:
         """All rows of the plan, launch by launch."""
         self.store.arrive()
         batch, staged = self._batch(plan)
-        hidden_TH = self.model.hidden(batch, self.kv, self.states)
+        hidden_TH = self.model.hidden(batch, self.kv.backend, self.states)
         sampling = [row for row in plan.rows if row.sample]
         drawn = self._draw(sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampling else None
         for item in staged:
@@ -144,7 +144,7 @@ class TorchRunner:
                 if save.position == row.end:
                     checkpoint = self.store.new_checkpoint(save.position)
                     self.states.save(row.slot, checkpoint)
-                    self.kv.save_window(row.slot, checkpoint)
+                    self.kv.store.save_window(row.slot, checkpoint)
                     if checkpoint.hidden_H is not None:
                         checkpoint.hidden_H.copy_(hidden_H)
                     self.store.keep_checkpoint(save.checkpoint, checkpoint)

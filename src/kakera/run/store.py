@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.contract.step import Drop
-from kakera.kv.cache import KVCache
+from kakera.kv.store import KvStore
 from kakera.model.batch import CheckpointTensors
 from kakera.model.state import StatePool
 from kakera.plan.kv_format import KvFormat
@@ -113,7 +113,7 @@ class Store(Protocol):
 class HostStore:
     """id -> tensors in host memory, copied when they are kept or loaded."""
 
-    def __init__(self, shape: CheckpointShape, kv: KVCache, states: StatePool) -> None:
+    def __init__(self, shape: CheckpointShape, kv: KvStore, states: StatePool) -> None:
         self._shape, self._kv, self._states = shape, kv, states
         self.checkpoints: dict[int, CheckpointTensors] = {}
         self.sinks: dict[int, Tensor] = {}

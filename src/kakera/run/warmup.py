@@ -27,7 +27,7 @@ SAVED = -1  # a checkpoint that no cache knows
 def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None] | None = None) -> None:
     """Run prefill steps of the shapes that serving takes, then capture the decode graphs. Nothing may run yet; slots
     and pages hold nonsense before and after. `progress` gets (steps done, steps in all). Raises KakeraError."""
-    runner.kv.prepare()
+    runner.kv.backend.prepare()
     steps = prefill_steps(plan)
     total = len(steps) + (min(plan.slots, MOST_ROWS) if runner.graphs is not None else 0)
     tell = progress or (lambda done, of: None)

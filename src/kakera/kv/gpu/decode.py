@@ -1,4 +1,4 @@
-"""Decode attention on a GPU over pages as they lie, coded or bf16. Reference: `kv.attention.attend_token`.
+"""Decode attention on a GPU over pages as they lie, coded or bf16. Reference: `kv.plain.attend.attend_token`.
 
 Two launches: every thread block attends over an equal stretch of all rows' pages, then their results are merged and
 turned back into the model's frame. Grids and scratch do not depend on lengths, so that a CUDA graph serves them all.
@@ -15,7 +15,7 @@ from torch import Tensor
 from kakera.contract.grid import PAGE
 from kakera.kv.codec import Int2Rows, decode
 from kakera.kv.gpu.finish import Finish, FinishArguments, address
-from kakera.kv.pages import pages_to_rows
+from kakera.kv.store import pages_to_rows
 from kakera.ops.cuda.compiler import kernel
 
 MOST_ROWS = 256  # of a launch: their costs are summed in shared memory

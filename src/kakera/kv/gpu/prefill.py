@@ -1,4 +1,4 @@
-"""Prefill attention on a GPU over INT2 or bf16 pages. Reference: `kv.attention.attend_prefill`.
+"""Prefill attention on a GPU over INT2 or bf16 pages. Reference: `kv.plain.attend.attend_prefill`.
 
 What every query of a segment reads as history is one dense, unmasked block: unpacked to fp16 piece by piece, and
 multiplied by a library. A long segment's own history goes the same way for blocks of SUB queries. The rest, the

@@ -45,6 +45,11 @@ class Places:
     sink_T: Tensor
     offset_T: Tensor
 
+    @staticmethod
+    def of(*parts: Tensor) -> Places:
+        """Of integers of any width."""
+        return Places(*(part.int() for part in parts))
+
 
 def can_write(head_dim: int, rotary_dim: int) -> bool:
     """Whether there is a kernel for heads of this kind."""

@@ -1,4 +1,4 @@
-"""The page pools: 64 tokens a page, all full-attention layers, one class per kind of codec.
+"""Pages of a store as the plain path uses them, one class per kind of codec.
 
 A pool knows nothing of sequences or precision rules: it writes rows, reads pages as float32 for prefill, and gives
 blocks of pages that decode can score and mix without turning them into keys and values first.
@@ -14,17 +14,12 @@ from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.kv import codec
-from kakera.kv.softmax import PlainBlock, ValueBlock
-from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
-
-DENSE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+from kakera.kv.plain.softmax import PlainBlock, ValueBlock
+from kakera.kv.store import DenseStore, Int2Store, pages_to_rows
 
 
 class PagePool(Protocol):
     """What attention needs of a pool. `layer` counts full-attention layers; ids are int64 tensors on the device."""
-
-    dtype: torch.dtype  # keys and values are rounded to it before they come here
 
     def write_pages(self, layer: int, ids: Tensor, kv_P2KND: Tensor) -> None:
         """Whole pages [P, 2 (K, V), kv_heads, 64, D]."""
@@ -43,31 +38,16 @@ class PagePool(Protocol):
         is valid until the next call."""
         ...
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The storage; the page axis is dimension 1 of each."""
-        ...
-
     def scratch(self) -> tuple[Tensor, ...]:
         """Working memory, of a size fixed at construction."""
         ...
 
 
-def create_pool(
-    spec: ModelSpec, fmt: KvFormat, pages: int, piece_pages: int, device: torch.device, graded: bool = False
-) -> PagePool:
-    """`piece_pages` bounds the pages of one decode block; `graded`: as `Rotation.graded`."""
-    if fmt.codec == "int2":
-        return Int2Pool(spec, fmt.group, pages, piece_pages, device, graded)
-    return DensePool(spec, DENSE_DTYPES[fmt.codec], pages, device)
-
-
 class DensePool:
-    """Pages of plain float32 or bfloat16 keys and values."""
+    """Plain float32 or bfloat16 keys and values."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, pages: int, device: torch.device):
-        self.dtype = dtype
-        shape = (len(spec.full_layers), pages, 2, spec.kv_heads, PAGE, spec.head_dim)
-        self._kv_LP2KND = torch.empty(shape, dtype=dtype, device=device)
+    def __init__(self, store: DenseStore):
+        self._kv_LP2KND = store.kv_LP2KND
 
     def write_pages(self, layer: int, ids: Tensor, kv_P2KND: Tensor) -> None:
         self._kv_LP2KND[layer].index_copy_(0, ids, kv_P2KND)
@@ -85,41 +65,25 @@ class DensePool:
 
         return score
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self._kv_LP2KND,)
-
     def scratch(self) -> tuple[Tensor, ...]:
         return ()
 
 
 class Int2Pool:
-    """Pages of 2-bit codes, with an fp16 scale and minimum per group.
+    """2-bit codes, with an fp16 scale and minimum per group.
 
     Codes of graded rows stand for digits instead of dims (`codec.encode_graded`): a linear map, which queries take
     before the products and mixed values behind them.
     """
 
-    dtype = codec.WINDOW_DTYPE
-
-    def __init__(
-        self, spec: ModelSpec, group: int, pages: int, piece_pages: int, device: torch.device, graded: bool = False
-    ):
-        self._group, self._graded = group, graded
-        layers, heads, dim = len(spec.full_layers), spec.kv_heads, spec.head_dim
-        codes = (layers, pages, 2, heads, PAGE, dim // 4)
-        parameters = (
-            layers,
-            pages,
-            2,
-            heads,
-            2,
-            dim // group,
-            PAGE,
-        )  # scales, then minima: contiguous over tokens
-        self._codes = torch.empty(codes, dtype=torch.uint8, device=device)
-        self._parameters = torch.empty(parameters, dtype=torch.float16, device=device)
+    def __init__(self, store: Int2Store, piece_pages: int):
+        """`piece_pages` bounds the pages of one decode block."""
+        self._codes, self._parameters = store.codes, store.parameters
+        self._group, self._graded = store.group, store.rotation.graded
+        heads, device = store.codes.shape[3], store.device
+        dim = 4 * store.codes.shape[5]
         # A run is a range of dims in one quarter of the bytes and in one group: the unit of the products below.
-        self._runs = max(4, dim // group)
+        self._runs = max(4, dim // self._group)
         self._weights_R111 = codec.field_weights(self._runs, device).view(-1, 1, 1, 1)
         self._masks = codec.field_masks(device).view(torch.int64).view(4, 1, 1, 1)
         self._masked = torch.empty(piece_pages * heads * PAGE * dim // 8, dtype=torch.int64, device=device)
@@ -202,9 +166,6 @@ class Int2Pool:
         levels_4rKNW = self._levels[: bytes_4KNrW.numel()].view(4, self._runs // 4, heads, rows, -1)
         return levels_4rKNW.copy_(bytes_4KNrW.permute(0, 3, 1, 2, 4)).flatten(0, 2)
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self._codes, self._parameters)
-
     def scratch(self) -> tuple[Tensor, ...]:
         return (self._masked, self._levels)
 
@@ -224,10 +185,3 @@ class LevelBlock(NamedTuple):
 def sum_groups(parts_CKGN: Tensor) -> Tensor:
     """[K, G, N]; the usual single group costs nothing."""
     return parts_CKGN.squeeze(0) if len(parts_CKGN) == 1 else parts_CKGN.sum(0)
-
-
-def pages_to_rows(kv_P2KND: Tensor) -> Tensor:
-    """[P, 2, K, 64, D] of any dtype to contiguous float32 [2, K, P * 64, D]."""
-    pages, _, heads, _, dim = kv_P2KND.shape
-    rows = torch.empty(2, heads, pages, PAGE, dim, device=kv_P2KND.device)
-    return rows.copy_(kv_P2KND.permute(1, 2, 0, 3, 4)).flatten(2, 3)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from kakera.contract.grid import PAGE
-from kakera.kv.pages import PagePool, pages_to_rows
-from kakera.kv.softmax import OnlineSoftmax, PlainBlock
+from kakera.kv.plain.pages import PagePool
+from kakera.kv.plain.softmax import OnlineSoftmax, PlainBlock
+from kakera.kv.store import pages_to_rows
 
 PREFILL_PIECE = 8  # pages; 512 keys run at 86 GFLOP/s a core, 1,024 at 67 (logits leave the 512 KiB L2)
 # 4,096 tokens, three layers of 12/2 heads x 256, one busy AVX2 core: 12.8 ms a token with 32, 14.6 with 16, 18.0 with 8

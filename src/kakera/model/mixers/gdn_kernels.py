@@ -1,6 +1,6 @@
-"""How a pass goes through Gated DeltaNet on a GPU: decode rows in one launch a layer, prefill spans one by one.
+"""Gated DeltaNet between its projections by kernels: decode rows in one launch a layer, prefill spans one by one.
 
-Reference: the plain operations of `kakera.model.gdn`.
+Reference: the plain operations of `gdn_plain`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from kakera.model.batch import Batch, Save, Span
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
-from kakera.ops.gdn_step import StepRows, can_step, gdn_step
+from kakera.ops.gdn_step import StepRows, gdn_step
 from kakera.plan.spec import GdnSpec
 
 
@@ -39,23 +39,28 @@ class _Launch:
 
 
 @dataclass(frozen=True)
-class KernelRoutes:
-    """The spans of a pass. `launches`: of all decode rows, then of parts of those that are saved on their way;
-    `fast_rows`: tokens of decode rows, as in `linear`."""
+class KernelCore:
+    spec: GdnSpec
+    eps: float
+    capturable = True
+
+    def plan(self, batch: Batch, states: StatePool) -> KernelPass:
+        return KernelPass(self.spec, self.eps, states, _launches(batch, self.spec.k_heads), batch.prefill)
+
+
+@dataclass(frozen=True)
+class KernelPass:
+    """How the spans of a batch go through every layer. `launches`: of all decode rows, then of parts of those that are
+    saved on their way."""
 
     spec: GdnSpec
     eps: float
+    states: StatePool
     launches: tuple[_Launch, ...]
-    fast_rows: int
     prefill: tuple[Span, ...]
 
-    @staticmethod
-    def of(batch: Batch, spec: GdnSpec, eps: float) -> KernelRoutes:
-        return KernelRoutes(spec, eps, _launches(batch, spec.k_heads), batch.decode_rows, batch.prefill)
-
-    def __call__(self, weights: GdnWeights, mixed_TX: Tensor, layer: int, states: StatePool) -> Tensor:
-        """All between the projections, [T, V D]. Updates `states` and fills the spans' saves."""
-        state_SVKD, conv_SWC = states.state_LSVKD[layer], states.conv_LSWC[layer]
+    def run(self, layer: int, weights: GdnWeights, mixed_TX: Tensor) -> Tensor:
+        state_SVKD, conv_SWC = self.states.state_LSVKD[layer], self.states.conv_LSWC[layer]
         outputs: list[Tensor] = []
         for launch in self.launches:
             mixed_RX = mixed_TX[launch.tokens]
@@ -65,12 +70,10 @@ class KernelRoutes:
             for slot, save in launch.saves:
                 save_layer(save.into, layer, state_SVKD[slot], conv_SWC[slot])
         for span in self.prefill:
-            outputs.append(self._prefill(weights, mixed_TX[span.rows], layer, span, state_SVKD, conv_SWC))
+            outputs.append(self._prefill(weights, mixed_TX[span.rows], layer, span))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _prefill(
-        self, weights: GdnWeights, mixed_NX: Tensor, layer: int, span: Span, state_SVKD: Tensor, conv_SWC: Tensor
-    ) -> Tensor:
+    def _prefill(self, weights: GdnWeights, mixed_NX: Tensor, layer: int, span: Span) -> Tensor:
         from kakera.ops.gdn_prefill import StateSave, gdn_prefill  # Triton comes with CUDA builds of torch only
 
         saves = [
@@ -78,13 +81,8 @@ class KernelRoutes:
             for save in span.saves
             if save.into.state_LVKD is not None and save.into.conv_LCW is not None
         ]
-        live = state_SVKD[span.slot], conv_SWC[span.slot]
+        live = self.states.state_LSVKD[layer, span.slot], self.states.conv_LSWC[layer, span.slot]
         return gdn_prefill(mixed_NX, weights, self.spec, self.eps, *live, saves)
-
-
-def takes(batch: Batch, spec: GdnSpec, dtype: torch.dtype) -> bool:
-    """Whether kernels compute a pass with activations of `dtype`."""
-    return batch.device.type == "cuda" and can_step(spec, dtype)
 
 
 def _launches(batch: Batch, key_heads: int) -> tuple[_Launch, ...]:
@@ -92,7 +90,7 @@ def _launches(batch: Batch, key_heads: int) -> tuple[_Launch, ...]:
     way; then, from there, one for each part of a row up to its next save or its end."""
     if not batch.decode:
         return ()
-    tokens = slice(0, batch.decode_rows)
+    tokens = slice(0, batch.decode_tokens)
     if batch.singles is not None:  # in operations of the device alone, so that a graph can capture them
         slots_R, count = batch.singles.slots_R.int(), len(batch.decode)
         offsets = torch.arange(count + 1, dtype=torch.int32, device=batch.device)

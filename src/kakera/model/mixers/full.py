@@ -1,0 +1,70 @@
+"""Full attention around a KV cache: the projections, and what a head is. `kv.backend` computes what lies between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kakera.kv.backend import Attention, AttentionPass
+from kakera.model.batch import Batch
+from kakera.model.state import StatePool
+from kakera.model.weights import AttentionWeights
+from kakera.ops.heads import ProjectedHeads
+from kakera.ops.rotary import Rotary
+from kakera.plan.spec import ModelSpec
+
+Attend = Callable[[ProjectedHeads], Tensor]  # -> o_TI, gated
+
+
+class FullAttention:
+    """The full-attention layers of a model."""
+
+    capturable = True  # as far as it goes: the rest is the backend's
+
+    def __init__(self, spec: ModelSpec, layers: Sequence[AttentionWeights]):
+        self._spec, self._layers = spec, layers
+
+    def plan(self, batch: Batch, attention: Attention, states: StatePool) -> _Pass:
+        rotary = Rotary.at(batch.positions_T, self._spec.rotary_dim, self._spec.rope_theta)
+        return _Pass(self._spec, self._layers, rotary, attention.plan(batch), batch.decode_tokens)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    spec: ModelSpec
+    layers: Sequence[AttentionWeights]
+    rotary: Rotary
+    attention: AttentionPass
+    decode_tokens: int
+
+    def run(self, layer: int, x_TH: Tensor) -> Tensor:
+        attend = partial(self.attention.run, layer)
+        return full_attention(self.layers[layer], self.spec, x_TH, self.rotary, attend, self.decode_tokens)
+
+
+def full_attention(
+    weights: AttentionWeights, spec: ModelSpec, x_TH: Tensor, rotary: Rotary, attend: Attend, decode_tokens: int = 0
+) -> Tensor:
+    """One layer over x_TH [T, H]; `decode_tokens` as in `linear`.
+
+    `attend` norms, turns and stores keys and values, attends with scale head_dim^-0.5 and gates.
+    """
+    D = spec.head_dim
+    width, kv_width = spec.heads * D, spec.kv_heads * D
+    qkv = weights.proj_in(x_TH, decode_tokens).contiguous()
+    q, k, v, gate = torch.split(qkv, [width, kv_width, kv_width, qkv.shape[1] - width - 2 * kv_width], dim=1)
+    heads = ProjectedHeads(
+        torch.unflatten(q, 1, (spec.heads, D)),
+        torch.unflatten(k, 1, (spec.kv_heads, D)),
+        torch.unflatten(v, 1, (spec.kv_heads, D)),
+        gate if spec.gated else None,
+        weights.q_scale_D,
+        weights.k_scale_D,
+        spec.rms_eps,
+        rotary,
+    )
+    return weights.proj_out(attend(heads), decode_tokens)

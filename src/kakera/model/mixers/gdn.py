@@ -1,0 +1,65 @@
+"""Gated DeltaNet: the projections on all rows at once; what lies between them is a core's, plain or of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kakera.kv.backend import Attention
+from kakera.model.batch import Batch
+from kakera.model.mixers.gdn_kernels import KernelCore
+from kakera.model.mixers.gdn_plain import PlainCore
+from kakera.model.state import StatePool
+from kakera.model.weights import GdnWeights
+from kakera.ops.dtypes import name_of
+from kakera.ops.gdn_step import can_step
+from kakera.plan.spec import GdnSpec
+
+
+class CorePass(Protocol):
+    def run(self, layer: int, weights: GdnWeights, mixed_TX: Tensor) -> Tensor:
+        """[T, V D] of mixed_TX, which holds q | k | v | z | b | a: convolution, gates, delta rule and gated norm.
+        Updates the states and fills the spans' saves."""
+        ...
+
+
+class Core(Protocol):
+    """Each sequence of a batch by its own state."""
+
+    @property
+    def capturable(self) -> bool: ...
+
+    def plan(self, batch: Batch, states: StatePool) -> CorePass: ...
+
+
+class GatedDeltaNet:
+    """The Gated DeltaNet layers of a model."""
+
+    def __init__(self, layers: Sequence[GdnWeights], core: Core):
+        self._layers, self._core = layers, core
+        self.capturable = core.capturable
+
+    def plan(self, batch: Batch, attention: Attention, states: StatePool) -> _Pass:
+        return _Pass(self._layers, self._core.plan(batch, states), batch.decode_tokens)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    layers: Sequence[GdnWeights]
+    core: CorePass
+    decode_tokens: int
+
+    def run(self, layer: int, x_TH: Tensor) -> Tensor:
+        weights = self.layers[layer]
+        mixed_TX = weights.proj_in(x_TH, self.decode_tokens).contiguous()
+        return weights.proj_out(self.core.run(layer, weights, mixed_TX), self.decode_tokens)
+
+
+def core_for(spec: GdnSpec, eps: float, device: torch.device, dtype: torch.dtype) -> Core:
+    """By kernels where there are some for activations of `dtype`."""
+    kernels = device.type == "cuda" and can_step(spec, name_of(dtype))
+    return KernelCore(spec, eps) if kernels else PlainCore(spec, eps)

@@ -1,0 +1,20 @@
+"""The dense feed-forward block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kakera.model.weights import MlpWeights
+from kakera.ops.fused import swiglu
+
+
+@dataclass(frozen=True)
+class DenseMlp:
+    """down(silu(gate x) * (up x))."""
+
+    weights: MlpWeights
+
+    def __call__(self, x_TH: Tensor, decode_tokens: int = 0) -> Tensor:
+        return self.weights.down(swiglu(self.weights.gate_up(x_TH, decode_tokens)), decode_tokens)
