@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
-from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from kv_world import make_spec, new_window
 
+from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Frame, Rotation
-from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.ops.heads import ProjectedHeads
 from kakera.ops.rotary import Rotary
 from kakera.plan.kv_format import KvFormat

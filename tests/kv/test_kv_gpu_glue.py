@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="needs Triton (Linux)")
 
 from test_kv_gpu_cuda import BOUND, PAGE, SLOTS, Sequence, World, error, pass_of, specification
 
+from kakera.kv.batch import SingleTokens, Span
 from kakera.kv.gpu import backend, prefill
 from kakera.kv.gpu.backend import GpuAttention, can_attend
 from kakera.kv.gpu.decode import DecodeRows, attend_decode_reference, query_tiles
@@ -21,7 +22,6 @@ from kakera.kv.gpu.layout import DecodeLayout
 from kakera.kv.gpu.write import write_rows_reference
 from kakera.kv.rotation import Frame, Rotation, fast_hadamard
 from kakera.kv.store import Int2Store
-from kakera.model.batch import SingleTokens, Span
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.sizes import attends_plainly
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from kakera.kv.batch import CheckpointTensors
 from kakera.kv.recent import RecentStore
-from kakera.model.batch import CheckpointTensors
 from kakera.plan.kv_format import KvFormat
 
 SPEC = SimpleNamespace(full_layers=(0, 1), kv_heads=1, head_dim=32)

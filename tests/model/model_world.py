@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kakera.contract.grid import PAGE
+from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
-from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.kv_format import KvFormat

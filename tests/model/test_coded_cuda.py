@@ -10,9 +10,9 @@ from formats_world import write_coded, write_source
 from torch import Tensor
 
 import kakera
+from kakera.kv.batch import Batch, Span
 from kakera.kv.cache import KVCache
 from kakera.model import reader
-from kakera.model.batch import Batch, Span
 from kakera.model.coded import CodedProjection
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool

@@ -10,8 +10,8 @@ import torch
 from model_world import Harness, Row
 from torch import Tensor
 
+from kakera.kv.batch import Batch
 from kakera.model import qwen3_5
-from kakera.model.batch import Batch
 from kakera.model.mixers import gdn_kernels
 from kakera.model.mixers.gdn import CorePass
 from kakera.model.mixers.gdn_kernels import KernelCore

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import kakera
+from kakera.kv.batch import Batch, Span
 from kakera.kv.cache import KVCache
-from kakera.model.batch import Batch, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.kv_format import KvFormat

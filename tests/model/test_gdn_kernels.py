@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kakera.model.batch import Batch, CheckpointTensors, Save, Span
+from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.mixers import gdn_kernels
 from kakera.model.mixers.gdn import core_for
 from kakera.model.mixers.gdn_kernels import KernelCore

@@ -47,7 +47,7 @@ def test_embedding_comes_first_and_both_inputs_matter(drafting: HybridModel, tok
 
 
 def test_causal_attention_equals_the_paged_cache(harness: Harness):
-    from kakera.model.batch import Batch, Span
+    from kakera.kv.batch import Batch, Span
 
     spec, count = harness.spec, 70
     q = torch.randn(count, spec.heads, spec.head_dim)

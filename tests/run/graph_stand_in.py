@@ -14,7 +14,7 @@ from run_world import World
 
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
-from kakera.model.batch import Batch, Span
+from kakera.kv.batch import Batch, Span
 from kakera.plan.plan import Plan
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run import graphs

@@ -69,8 +69,8 @@ def direct_logprobs(directory, prompt):
     """float32 [n, vocabulary], by one forward pass without scheduler and cache."""
     import torch
 
+    from kakera.kv.batch import Batch, Span
     from kakera.kv.cache import KVCache
-    from kakera.model.batch import Batch, Span
     from kakera.model.qwen3_5 import HybridModel
     from kakera.model.state import StatePool
     from kakera.plan.kv_format import KvFormat

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.kv.backend import Attention
-from kakera.model.batch import Batch, Span
+from kakera.kv.batch import Batch, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kakera.contract.grid import PAGE
-from kakera.model.batch import Batch
+from kakera.kv.batch import Batch
 from kakera.ops.heads import ProjectedHeads
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.kv.backend import Attention, AttentionPass
+from kakera.kv.batch import Batch
 from kakera.kv.rotation import Frame, Rotation, hadamard_matrix
-from kakera.model.batch import Batch
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.spec import ModelSpec
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kakera.contract.grid import PAGE
+from kakera.kv.batch import CheckpointTensors, Span
 from kakera.kv.codec import WINDOW_DTYPE
-from kakera.model.batch import CheckpointTensors, Span
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
+from kakera.kv.batch import CheckpointTensors
 from kakera.kv.codec import WINDOW_DTYPE
 from kakera.kv.recent import RecentStore
 from kakera.kv.rotation import Rotation
-from kakera.model.batch import CheckpointTensors
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kakera.kv.backend import Attention
-from kakera.model.batch import Batch
+from kakera.kv.batch import Batch
 from kakera.model.state import StatePool
 
 

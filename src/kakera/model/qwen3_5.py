@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kakera.kv.backend import Attention
-from kakera.model.batch import Batch
+from kakera.kv.batch import Batch
 from kakera.model.blocks import Mixer, Mlp
 from kakera.model.mixers.full import FullAttention
 from kakera.model.mixers.gdn import GatedDeltaNet, core_for

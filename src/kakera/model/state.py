@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kakera.model.batch import CheckpointTensors
+from kakera.kv.batch import CheckpointTensors
 from kakera.plan.spec import ModelSpec
 
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.contract.step import Row
+from kakera.kv.batch import Batch, SingleTokens, Span
 from kakera.kv.cache import KVCache
-from kakera.model.batch import Batch, SingleTokens, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 

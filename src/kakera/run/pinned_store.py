@@ -19,8 +19,8 @@ from torch import Tensor
 
 from kakera.cache.pages import IdPool
 from kakera.contract.step import Drop
+from kakera.kv.batch import CheckpointTensors
 from kakera.kv.store import KvStore
-from kakera.model.batch import CheckpointTensors
 from kakera.model.state import StatePool
 from kakera.plan.store_sizes import ALIGNED, StoreSizes
 from kakera.run.side_stream import SideStream

@@ -27,8 +27,8 @@ from kakera.contract.step import (
     StepPlan,
     StepResult,
 )
+from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
-from kakera.model.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.sizes import HEAD_PIECE_ROWS

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.contract.step import Drop
+from kakera.kv.batch import CheckpointTensors
 from kakera.kv.store import KvStore
-from kakera.model.batch import CheckpointTensors
 from kakera.model.state import StatePool
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.spec import ModelSpec

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.kv.backend import check_spans
+from kakera.kv.batch import Batch, Span
 from kakera.kv.gpu.decode import MOST_ROWS, DecodeScratch, LayerPages, attend_decode, can_decode, query_tiles
 from kakera.kv.gpu.finish import Finish
 from kakera.kv.gpu.layout import ROW_TOKENS, DecodeLayout
@@ -22,7 +23,6 @@ from kakera.kv.gpu.prefill import Bf16History, Int2History, PrefillAttention
 from kakera.kv.gpu.write import Places, can_write, write_rows
 from kakera.kv.recent import fill_windows
 from kakera.kv.store import DenseStore, Int2Store
-from kakera.model.batch import Batch, Span
 from kakera.ops.dtypes import HALF_NAMES, HALVES
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.kv_format import KvFormat

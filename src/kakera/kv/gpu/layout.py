@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from kakera.contract.grid import PAGE
+from kakera.kv.batch import SingleTokens, Span
 from kakera.kv.gpu.decode import COLUMNS, DecodeRows
 from kakera.kv.gpu.write import Places
-from kakera.model.batch import SingleTokens, Span
 
 ROW_TOKENS = COLUMNS  # a longer decode span goes as several rows, which read the same pages
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from kakera.contract.grid import PAGE
 from kakera.kv.backend import check_spans
+from kakera.kv.batch import Batch, Span
 from kakera.kv.plain.attend import attend_prefill, attend_token
 from kakera.kv.plain.frame import ModelFrame, RotatedFrame, StoredFrame
 from kakera.kv.plain.keys import DecodeTokens, DenseKeys, StoredKeys, WindowedKeys
 from kakera.kv.store import DenseStore, Int2Store
-from kakera.model.batch import Batch, Span
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.spec import ModelSpec
 

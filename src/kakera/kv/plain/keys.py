@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from kakera.contract.grid import PAGE
+from kakera.kv.batch import Span
 from kakera.kv.plain.attend import DECODE_PIECE
 from kakera.kv.plain.pages import DensePool, Int2Pool, PagePool
 from kakera.kv.recent import fill_windows
 from kakera.kv.store import DenseStore, Int2Store
-from kakera.model.batch import Span
 
 
 @dataclass(frozen=True)

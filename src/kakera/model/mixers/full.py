@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kakera.kv.backend import Attention, AttentionPass
-from kakera.model.batch import Batch
+from kakera.kv.batch import Batch
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights
 from kakera.ops.heads import ProjectedHeads

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kakera.kv.backend import Attention
-from kakera.model.batch import Batch
+from kakera.kv.batch import Batch
 from kakera.model.mixers.gdn_kernels import KernelCore
 from kakera.model.mixers.gdn_plain import PlainCore
 from kakera.model.state import StatePool

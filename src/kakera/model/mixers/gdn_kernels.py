@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kakera.model.batch import Batch, Save, Span
+from kakera.kv.batch import Batch, Save, Span
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
 from kakera.ops.gdn_step import StepRows, gdn_step

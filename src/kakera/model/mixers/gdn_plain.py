@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakera.model.batch import Batch, Span
+from kakera.kv.batch import Batch, Span
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
 from kakera.ops.activation import sigmoid, silu, softplus
