@@ -84,8 +84,8 @@ def weights(made: Any) -> dict[str, str]:
 
 
 def quantised(made: Any, recipe_of: Any) -> dict[str, str]:
-    """Digests of what a tiny checkpoint becomes: names, dtypes and shapes, configs. `made`: config -> tensors; `recipe_of`: (format, bits,
-    source) -> Recipe."""
+    """Digests of what a tiny checkpoint becomes: names, dtypes and shapes, configs. `made`: config -> tensors;
+    `recipe_of`: (format, bits, source) -> Recipe."""
     found = {}
     for format, bits in (("exl3", 2.5), ("escha", 2.25)):
         for prefix in ("model.", "model.language_model."):
