@@ -136,27 +136,27 @@ def _digest(text: str) -> str:
 
 def computed() -> Iterator[tuple[str, Any]]:
     """(what, digests by case)."""
+    from kakera.arch.registry import load_spec, spec_of
     from kakera.cli.model import shape_of
     from kakera.plan.known import KNOWN
-    from kakera.plan.spec import ModelSpec
     from kakera.plan.weights import from_config
     from kakera.weights.synthetic import RandomTensor, random_tensors
 
     tied = {**ESCHA, "tie_word_embeddings": True}
     plain = {**ESCHA, "model_type": "qwen3", "quantization_config": None}
     small = {
-        name: (ModelSpec.from_config(config), from_config(ModelSpec.from_config(config), config))
+        name: (spec_of(config), from_config(spec_of(config), config))
         for name, config in (("tied", tied), ("qwen3", plain))
     }
     yield "plans", plans({name: shape_of(name) for name in (*KNOWN, "mini")} | small)
 
     def made(config: dict[str, Any]) -> list[RandomTensor]:
-        return random_tensors(ModelSpec.from_config(config), config, Path("m"))
+        return random_tensors(spec_of(config), config, Path("m"))
 
     yield "weights", weights(made)
     yield (
         "quantised",
-        quantised(made, lambda format, bits, source: Recipe.for_bits(format, bits, ModelSpec.load(source))),
+        quantised(made, lambda format, bits, source: Recipe.for_bits(format, bits, load_spec(source))),
     )
 
 

@@ -41,8 +41,8 @@ def test_the_27b_has_64_layers_of_two_blocks(spec):
 
 
 def test_coded_weights_of_the_27b_are_those_of_the_published_file(spec):
-    assert sum(spec.kinds().values()) == 24_326_963_200
-    assert [kind.name for kind in sorted(spec.kinds(), key=lambda k: k.order)][:3] == [
+    assert sum(spec.kinds.values()) == 24_326_963_200
+    assert [kind.name for kind in sorted(spec.kinds, key=lambda k: k.order)][:3] == [
         "attention.v",
         "attention.k",
         "mlp.down",
@@ -100,8 +100,8 @@ def test_what_ranks_hold_is_the_whole_cut_as_its_tensors_say(name, ranks):
         assert {n: t.shard.shape(t.shape, rank, ranks) for n, t in whole.items()} == {
             n: t.shape for n, t in part.items()
         }
-    for state, layers in spec.states().items():
-        held = {s.name: (s.shape, n) for s, n in of_rank(spec, 0, ranks).states().items()}
+    for state, layers in spec.states.items():
+        held = {s.name: (s.shape, n) for s, n in of_rank(spec, 0, ranks).states.items()}
         assert held[state.name] == (state.shard.shape(state.shape, 0, ranks), layers)
 
 

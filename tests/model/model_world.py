@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 
 SLOTS, PAGES_PER_SLOT = 4, 5
 VOCAB = 211

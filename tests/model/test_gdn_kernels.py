@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.mixers import gdn_kernels
 from kakera.model.mixers.gdn import core_for
@@ -19,7 +20,6 @@ from kakera.model.mixers.gdn_plain import PlainCore
 from kakera.model.state import StatePool
 from kakera.model.weights import GdnWeights
 from kakera.ops.gdn_step import StepRows, gdn_step, gdn_step_reference
-from kakera.plan.spec import GdnSpec
 
 EPS, LAYERS, SLOTS, START = 1e-6, 2, 9, 61
 ALL = tuple(range(1, 9))

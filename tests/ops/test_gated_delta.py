@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops import gated_delta_chunk as chunk_module
 from kakera.ops.gated_delta import gated_delta_recurrent, gated_delta_step
 from kakera.ops.gated_delta_chunk import gated_delta_chunk
 from kakera.ops.gdn_step import can_step
 from kakera.ops.norm import l2_norm
-from kakera.plan.spec import GdnSpec
 
 
 def inputs(count: int, J: int = 2, V: int = 6, K: int = 32, D: int = 16, seed: int = 0, forget: float = 0.3):

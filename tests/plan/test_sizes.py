@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import inspect
 
+from kakera.arch.registry import spec_of
+from kakera.arch.shard import of_rank
+from kakera.arch.spec import ModelSpec
 from kakera.plan import sizes
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.sizes import (
@@ -14,7 +17,6 @@ from kakera.plan.sizes import (
     margin,
     scratch_bytes,
 )
-from kakera.plan.spec import ModelSpec
 
 INT2 = KvFormat("int2")
 STATE_27B = 48 * 48 * 128 * 128  # values: 48 layers of 48 heads of 128 x 128
@@ -24,7 +26,7 @@ CONV_27B = 48 * 3 * 10240
 def test_live_state_of_the_27b(spec_27b: ModelSpec) -> None:
     assert live_state_bytes(spec_27b, "cpu") == 4 * STATE_27B + 4 * CONV_27B
     assert live_state_bytes(spec_27b, "cuda") == 4 * STATE_27B + 2 * CONV_27B  # 153.9 MB, as other engines report
-    assert live_state_bytes(spec_27b, "cuda", 2) == live_state_bytes(spec_27b, "cuda") // 2
+    assert live_state_bytes(of_rank(spec_27b, 0, 2), "cuda") == live_state_bytes(spec_27b, "cuda") // 2
 
 
 def test_checkpoint_of_the_27b(spec_27b: ModelSpec) -> None:
@@ -38,7 +40,7 @@ def test_dense_kv_needs_no_window_in_a_checkpoint(spec_27b: ModelSpec) -> None:
 
 
 def test_model_without_gdn_has_no_state() -> None:
-    spec = ModelSpec.from_config(
+    spec = spec_of(
         {
             "model_type": "qwen3",
             "vocab_size": 1000,
@@ -56,9 +58,10 @@ def test_model_without_gdn_has_no_state() -> None:
 
 def test_scratch_knows_no_context_and_grows_with_the_chunk(spec_27b: ModelSpec) -> None:
     assert "context" not in inspect.signature(scratch_bytes).parameters
-    small, large = (scratch_bytes(spec_27b, INT2, chunk, 8, "cuda", 2) for chunk in (2048, 8192))
+    half = of_rank(spec_27b, 0, 2)
+    small, large = (scratch_bytes(half, INT2, chunk, 8, "cuda") for chunk in (2048, 8192))
     assert small < large < 4 * small
-    assert scratch_bytes(spec_27b, INT2, 2048, 8, "cuda", 2) < scratch_bytes(spec_27b, INT2, 2048, 8, "cuda", 1)
+    assert small < scratch_bytes(spec_27b, INT2, 2048, 8, "cuda")
 
 
 def test_a_gpu_without_attention_kernels_needs_scratch_of_its_own(spec_27b: ModelSpec) -> None:

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 import pytest
 from live_server import MINI, Live
 
+from kakera.arch.registry import load_spec
 from kakera.plan import weights
 from kakera.plan.budget import make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan, Wishes
-from kakera.plan.spec import ModelSpec
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -58,7 +58,7 @@ def page(browser) -> Iterator[playwright.Page]:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    spec = ModelSpec.load(MINI)
+    spec = load_spec(MINI)
     machine = Machine("cpu", (Device("cpu", 32 * 10**9),), 32 * 10**9)
     return make_plan(spec, Wishes(context=8192), machine, weights.from_checkpoint(MINI, spec))
 

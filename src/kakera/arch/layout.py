@@ -60,13 +60,13 @@ def record_bytes(record: Record) -> int:
 def slot_record(spec: ModelSpec, activation: Dtype) -> Record:
     """The live states of one running request; float32 where the cold path must not round."""
     dtypes = Dtypes("fp32", activation)
-    return tuple(_part(state, layers, dtypes) for state, layers in spec.states().items() if state.lifetime == "slot")
+    return tuple(_part(state, layers, dtypes) for state, layers in spec.states.items() if state.lifetime == "slot")
 
 
 def checkpoint_record(spec: ModelSpec, window_pages: int, dtypes: Dtypes) -> Record:
     """What a resumed request needs beside its pages and its sink: the states, `window_pages` pages of 16-bit keys and
     values, and what a draft layer takes of the last token."""
-    states = spec.states().items()
+    states = spec.states.items()
     kept = tuple(_part(state, n, dtypes) for state, n in states if state.lifetime != "page" and state.kept)
     window = tuple(
         Part(f"window_{state.name}", (n, window_pages, state.shape[0], PAGE, *state.shape[1:]), WINDOW_DTYPE)
@@ -79,15 +79,17 @@ def checkpoint_record(spec: ModelSpec, window_pages: int, dtypes: Dtypes) -> Rec
 
 def sink_record(spec: ModelSpec) -> Record:
     """One 16-bit page of all layers: keys, then values."""
-    held = [(state, n) for state, n in spec.states().items() if state.dtype == "codec"]
-    (state, layers), *_ = held
+    held = [(state, n) for state, n in spec.states.items() if state.dtype == "codec"]
+    if not held:
+        return ()
+    state, layers = held[0]
     return (Part("sink", (layers, len(held), state.shape[0], PAGE, *state.shape[1:]), WINDOW_DTYPE),)
 
 
 def page_record(spec: ModelSpec, vector_bytes: Callable[[int], int]) -> Record:
     """One page of all layers. `vector_bytes`: of a coded vector of so many channels."""
     found = []
-    for state, layers in spec.states().items():
+    for state, layers in spec.states.items():
         entries = PAGE // state.tokens_per_entry
         if state.dtype == "codec":
             heads, width = state.shape

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kakera.arch import qwen3, qwen3_5
+from kakera.arch.blocks import AttentionSpec
 from kakera.arch.config import Config
 from kakera.arch.spec import ModelSpec
 from kakera.errors import CheckpointError
@@ -55,9 +56,10 @@ def spec_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = No
 
 
 def _check(spec: ModelSpec) -> None:
-    attention = spec.attention
-    for name in ("heads", "kv_heads", "head_dim"):
-        if not isinstance(size := getattr(attention, name), int) or size < 1:
-            raise CheckpointError(f"config.json: {name} is {size!r}, which is no size")
-    if attention.heads % attention.kv_heads:
-        raise CheckpointError(f"{attention.heads} query heads can not share {attention.kv_heads} KV heads evenly")
+    for block in spec.distinct:
+        if not isinstance(block, AttentionSpec):
+            continue
+        if not isinstance(block.head_dim, int) or block.head_dim < 1:
+            raise CheckpointError(f"config.json: head_dim is {block.head_dim!r}, which is no size")
+        if block.heads % block.kv_heads:
+            raise CheckpointError(f"{block.heads} query heads can not share {block.kv_heads} KV heads evenly")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from kakera.arch.spec import Layer, ModelSpec
+from kakera.arch.tensors import by_rows
 
 
 def can_share(spec: ModelSpec, ranks: int) -> bool:
     """Whether every tensor and every state can be cut for so many ranks where its declaration allows a cut."""
-    shards = [tensor.shard for tensor in spec.tensors().values()] + [state.shard for state in spec.states()]
+    shards = {tensor.shard for block in spec.distinct for tensor in block.tensors(spec.hidden)}
+    shards |= {state.shard for state in spec.states} | {by_rows(0, spec.vocab)}
     return all(shard.divides(ranks) for shard in shards)
 
 
+@lru_cache(16)
 def of_rank(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
     """The declaration of what one rank holds: its heads, blocks and rows of the vocabulary, in all layers.
 

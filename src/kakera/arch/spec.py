@@ -5,7 +5,7 @@ Written by the file of its architecture from a config.json; every room takes nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol
@@ -117,7 +117,7 @@ QWEN_NAMES = Names(
         ("language_model.model.", "model."),
         ("language_model.lm_head", "lm_head"),
     ),
-    ignored=("model.visual.",),  # the vision tower
+    ignored=("model.visual.", "visual."),  # the vision tower
     optional=("mtp.",),  # a draft layer
 )
 
@@ -138,6 +138,10 @@ class ModelSpec:
     eos: tuple[int, ...]
     draft: Draft | None = None
     names: Names = QWEN_NAMES
+
+    def __hash__(self) -> int:
+        """Of a few sizes: a plan asks for the same shares of a model again and again."""
+        return hash((self.model_type, self.vocab, self.hidden, len(self.layers), self.max_positions))
 
     def tensors(self, draft: bool = False) -> dict[str, Tensor]:
         """All that a checkpoint must hold, by canonical name. `draft`: with the draft layer."""
@@ -166,46 +170,57 @@ class ModelSpec:
         for tensor in (*self.residual.finish(draft.finish, self.hidden), *draft.tensors, *parts):
             yield replace(tensor, kind=OF_DRAFT) if tensor.kind else tensor
 
-    def kinds(self) -> dict[Kind, int]:
-        """Number of weights of each kind of coded linears over all layers."""
-        found: dict[Kind, int] = {}
+    @cached_property
+    def distinct(self) -> Mapping[Block, int]:
+        """Blocks of different sizes, each with the number of layers that have it: what sums over layers need."""
+        found: dict[Block, int] = {}
         for layer in self.layers:
-            for tensor in self.of_layer(layer):
-                if tensor.kind is not None:
-                    found[tensor.kind] = found.get(tensor.kind, 0) + tensor.count
+            for block in layer.blocks:
+                found[block] = found.get(block, 0) + 1
         return found
 
-    def blocks(self, kind: str) -> tuple[int, ...]:
+    @cached_property
+    def kinds(self) -> Mapping[Kind, int]:
+        """Number of weights of each kind of coded linears over all layers."""
+        found: dict[Kind, int] = {}
+        for block, layers in self.distinct.items():
+            for tensor in block.tensors(self.hidden):
+                if tensor.kind is not None:
+                    found[tensor.kind] = found.get(tensor.kind, 0) + layers * tensor.count
+        return found
+
+    @cached_property
+    def states(self) -> Mapping[State, int]:
+        """Every state of the layers, with the number of layers that have it."""
+        found: dict[State, int] = {}
+        for block, layers in self.distinct.items():
+            for state in block.states():
+                found[state] = found.get(state, 0) + layers
+        return found
+
+    def with_block(self, kind: str) -> tuple[int, ...]:
         """The layers that have a block of that kind."""
         return tuple(i for i, layer in enumerate(self.layers) if layer.block(kind) is not None)
 
-    def states(self) -> dict[State, int]:
-        """Every state of the layers, with the number of layers that have it."""
-        found: dict[State, int] = {}
-        for layer in self.layers:
-            for state in (state for block in layer.blocks for state in block.states()):
-                found[state] = found.get(state, 0) + 1
-        return found
-
     @cached_property
     def full_layers(self) -> tuple[int, ...]:
-        return self.blocks(AttentionSpec.kind)
+        return self.with_block(AttentionSpec.kind)
 
     @cached_property
     def gdn_layers(self) -> tuple[int, ...]:
-        return self.blocks(GdnSpec.kind)
+        return self.with_block(GdnSpec.kind)
 
     @cached_property
     def attention(self) -> AttentionSpec:
         """Of all layers that have one: rooms that store keys and values hold layers of one shape."""
-        found = next((b for layer in self.layers for b in layer.blocks if isinstance(b, AttentionSpec)), None)
+        found = next((block for block in self.distinct if isinstance(block, AttentionSpec)), None)
         if found is None:
             raise LookupError(f"{self.model_type} has no full-attention layer")
         return found
 
     @cached_property
     def gdn(self) -> GdnSpec | None:
-        return next((b for layer in self.layers for b in layer.blocks if isinstance(b, GdnSpec)), None)
+        return next((block for block in self.distinct if isinstance(block, GdnSpec)), None)
 
     @property
     def heads(self) -> int:

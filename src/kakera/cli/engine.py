@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 def plan_for(model: Model, wishes: Wishes, machine: Machine) -> tuple[Plan, Speed]:
     """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
+    from kakera.arch.registry import load_spec
     from kakera.plan import weights
     from kakera.plan.budget import make_plan
-    from kakera.plan.spec import ModelSpec
     from kakera.plan.speed import predict
 
-    spec = ModelSpec.load(model.path)
+    spec = load_spec(model.path)
     sizes = weights.from_checkpoint(model.path, spec)
     plan = make_plan(spec, wishes, machine, sizes)
     return plan, predict(plan, machine, sizes)

@@ -12,7 +12,7 @@ import typer
 from kakera.cli.options import JsonOption, ModelArgument
 
 if TYPE_CHECKING:
-    from kakera.plan.spec import ModelSpec
+    from kakera.arch.spec import ModelSpec
     from kakera.weights.checkpoint import Entry
 
 
@@ -94,7 +94,7 @@ def summarise(spec: ModelSpec, entries: list[Entry]) -> dict[str, Any]:
         "parameters": values,
         "bytes": total,
         "bits_per_weight": round(8 * total / max(1, values), 3),
-        "layers": {"gdn": len(spec.gdn_layers), "full": len(spec.full_layers), "mtp": spec.mtp_layers},
+        "layers": {"gdn": len(spec.gdn_layers), "full": len(spec.full_layers), "mtp": spec.draft_layers},
         "heads": {"query": spec.heads, "kv": spec.kv_heads, "head_dim": spec.head_dim},
         "vocab": spec.vocab,
         "max_positions": spec.max_positions,

@@ -26,8 +26,8 @@ def quantize(
     """Quantise a checkpoint to trellis codes. An interrupted run resumes; the same input gives the same bytes."""
     import torch
 
+    from kakera.arch.registry import load_spec
     from kakera.errors import UsageError
-    from kakera.plan.spec import ModelSpec
     from kakera.quantize.convert import quantize_checkpoint
     from kakera.quantize.progress import console_progress
     from kakera.quantize.recipe import ALLOWED_BITS, Format, Recipe
@@ -38,7 +38,7 @@ def quantize(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch sees no CUDA device; kakera doctor says why")
-    spec = ModelSpec.load(source)
+    spec = load_spec(source)
     overrides = dict(_kind_bits(item) for item in kind_bits or [])
     recipe = Recipe.for_bits(cast("Format", format), bits, spec, head_bits=head_bits, overrides=overrides, seed=seed)
     with console_progress() as progress:

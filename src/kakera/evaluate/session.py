@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from kakera.arch.registry import load_spec
 from kakera.chat.template import ChatTemplate
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
@@ -18,7 +19,6 @@ from kakera.plan import weights
 from kakera.plan.budget import make_plan
 from kakera.plan.devices import resolve_to_compute
 from kakera.plan.plan import Plan, Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.run.build import COMPUTE_DTYPES, build_engine, check_cards
 from kakera.run.engine import LocalEngine
 from kakera.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ from kakera.text.tokenizer import Tokenizer
 
 def plan_for(directory: Path, wishes: Wishes) -> Plan:
     """The plan that serving would make. Raises PlanRefused."""
-    spec = ModelSpec.load(directory)
+    spec = load_spec(directory)
     return make_plan(spec, wishes, resolve_to_compute(wishes.gpus), weights.from_checkpoint(directory, spec))
 
 
@@ -41,7 +41,7 @@ def open_reader(directory: Path) -> Reader:
     template = ChatTemplate.load(directory, tokenizer)
     if template is None:
         raise UsageError(f"{directory} has no chat template: it is a base model, only ppl and kld can measure it")
-    return Reader(tokenizer, template, ModelSpec.load(directory).eos)
+    return Reader(tokenizer, template, load_spec(directory).eos)
 
 
 def open_forced(

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
+from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import AttentionBackend
 from kakera.kv.plain.backend import PlainAttention
 from kakera.kv.rotation import Rotation
 from kakera.kv.store import DenseStore, Int2Store, KvBytes, create_store, storage_bytes
 from kakera.ops.dtypes import name_of
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 
 LONGEST_SPAN = 8192  # tokens of a prefill span, where nobody says otherwise
 

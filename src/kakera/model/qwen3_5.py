@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention
 from kakera.kv.batch import Batch
 from kakera.model.blocks import Mixer, Mlp
@@ -18,7 +19,6 @@ from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights, GdnWeights, ModelWeights, Progress, load_weights
 from kakera.ops.fused import add_rms_norm
 from kakera.ops.norm import rms_norm
-from kakera.plan.spec import LayerKind, ModelSpec
 from kakera.weights.checkpoint import Checkpoint
 
 
@@ -27,9 +27,10 @@ class HybridModel:
         self.spec = spec
         self.weights = weights
         self._mixers = _mixers(spec, weights)
+        kinds = ["gdn" if layer.block("gdn") else "full" for layer in spec.layers]
         self._layers = tuple(
-            _Layer(kind, spec.layers[:i].count(kind), DenseMlp(layer.mlp))
-            for i, (kind, layer) in enumerate(zip(spec.layers, weights.layers, strict=True))
+            _Layer(kind, kinds[:i].count(kind), DenseMlp(layer.mlp))
+            for i, (kind, layer) in enumerate(zip(kinds, weights.layers, strict=True))
         )
 
     @property
@@ -91,14 +92,14 @@ class HybridModel:
 class _Layer(NamedTuple):
     """`number` counts the layers of the kind."""
 
-    kind: LayerKind
+    kind: str
     number: int
     mlp: Mlp
 
 
-def _mixers(spec: ModelSpec, weights: ModelWeights) -> dict[LayerKind, Mixer]:
+def _mixers(spec: ModelSpec, weights: ModelWeights) -> dict[str, Mixer]:
     """By kind of layer; which kernels compute them is decided here, once."""
-    mixers: dict[LayerKind, Mixer] = {}
+    mixers: dict[str, Mixer] = {}
     mine = [layer.mixer for layer in weights.layers]
     if gdn := [mixer for mixer in mine if isinstance(mixer, GdnWeights)]:
         assert spec.gdn is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.kv.batch import CheckpointTensors
-from kakera.plan.spec import ModelSpec
 
 
 class StatePool:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.model.linear import EmbeddingMap, LinearMap
-from kakera.model.parameters import Shapes, parameters
-from kakera.model.reader import LinearReader
-from kakera.plan.spec import ModelSpec
+from kakera.model.reader import LinearReader, Tensors
 from kakera.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -83,10 +82,11 @@ def load_weights(
 
     Raises CheckpointError naming what is missing or not expected (before anything is read), misshaped or damaged.
     """
-    draft = draft and checkpoint.spec.mtp_layers > 0 and checkpoint.has("mtp.fc")
-    shapes = parameters(checkpoint.spec, draft)
-    checkpoint.check_complete(shapes)
-    return _Loader(checkpoint, shapes, device, LinearReader.of(checkpoint, shapes, dtype, device)).model(
+    declared = checkpoint.spec.draft
+    draft = draft and declared is not None and checkpoint.has(declared.tensors[-1].name)
+    tensors = checkpoint.spec.tensors(draft)
+    checkpoint.check_complete(tensors)
+    return _Loader(checkpoint, tensors, device, LinearReader.of(checkpoint, tensors, dtype, device)).model(
         draft, progress
     )
 
@@ -94,7 +94,7 @@ def load_weights(
 @dataclass(frozen=True)
 class _Loader:
     checkpoint: Checkpoint
-    shapes: Shapes
+    tensors: Tensors
     device: torch.device
     linears: LinearReader
 
@@ -107,7 +107,7 @@ class _Loader:
         embedding, head = self.linears.embedding_and_head()
         layers: list[LayerWeights] = []
         for i in range(len(spec.layers)):
-            layers.append(self.layer(f"model.layers.{i}", spec.layers[i] == "gdn"))
+            layers.append(self.layer(f"model.layers.{i}", spec.layers[i].block("gdn") is not None))
             if progress is not None:
                 progress(i + 1, len(spec.layers))
         return ModelWeights(
@@ -162,7 +162,8 @@ class _Loader:
         )
 
     def norm(self, name: str) -> Tensor:
-        return self.float32(f"{name}.weight") + self.spec.norm_offset
+        declared = self.tensors[f"{name}.weight"]
+        return self.float32(declared.name) + (1.0 if declared.values == "delta" else 0.0)
 
     def float32(self, name: str) -> Tensor:
-        return self.checkpoint.tensor(name, self.shapes[name], torch.float32, self.device)
+        return self.checkpoint.tensor(name, self.tensors[name].shape, torch.float32, self.device)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops import gdn_prefill_kernels as kernels
 from kakera.ops.gdn_step import GdnConstants
 from kakera.plan import gdn_plan
 from kakera.plan.gdn_plan import CHUNK
-from kakera.plan.spec import GdnSpec
 
 INVERT_WARPS, NORM_WARPS = 2, 8  # H200, 8,192 tokens of 48 heads: 203 and 80 us; 1 and 4 warps 264 and 102
 

@@ -12,13 +12,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops.activation import sigmoid, silu, softplus
 from kakera.ops.conv import causal_conv
 from kakera.ops.cuda.compiler import kernel
 from kakera.ops.dtypes import HALF_NAMES, name_of
 from kakera.ops.gated_delta import gated_delta_recurrent
 from kakera.ops.norm import l2_norm, rms_norm_gated
-from kakera.plan.spec import GdnSpec
 
 DIM, TAPS, THREADS = 128, 4, 512  # of gdn_step.cu: key and value channels of a head, taps, threads of a block
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kakera.arch.spec import ModelSpec
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 
 StateDtype = Literal["fp32", "fp16"]
 Place = Literal["device", "host"]

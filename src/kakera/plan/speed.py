@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kakera.arch.shard import of_rank
 from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import live_state_bytes
-from kakera.plan.weights import WeightBytes, linears
+from kakera.plan.weights import WeightBytes
 
 # Share of the memory bandwidth that a whole decode step reaches: a 27B on two RTX 5060 Ti was reported at 70 %
 # (37 of 52 tokens/s); faster cards wait longer for launches and all-reduce. To be replaced by a measurement.
@@ -31,10 +32,10 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     ranks = len(plan.device_names)
     slowest = min(machine.devices, key=lambda d: _bandwidth(d, plan.device) or 0.0)
     bandwidth, flops = _bandwidth(slowest, plan.device), _flops(slowest, plan.device)
-    states = 2 * live_state_bytes(plan.spec, plan.device, ranks)  # read and written
+    states = 2 * live_state_bytes(of_rank(plan.spec, 0, ranks), plan.device)  # read and written
     fixed = weights.read_per_token(plan.device, ranks) + states
     history = plan.context * plan.kv.token_bytes(plan.spec) // ranks
-    values = sum(i * o * n for _, i, o, n in linears(plan.spec))
+    values = sum(plan.spec.kinds.values())
     return Speed(
         decode_short=bandwidth and DECODE_EFFICIENCY * bandwidth / fixed,
         decode_full=bandwidth and DECODE_EFFICIENCY * bandwidth / (fixed + history),

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kakera.arch.layout import record_bytes
+from kakera.arch.spec import ModelSpec
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.plan import Plan
-from kakera.plan.spec import ModelSpec
+from kakera.plan.plan import Plan, StateDtype
+from kakera.plan.sizes import checkpoint_parts
 
 SEGMENT_BYTES = 256 * 2**20  # the allocator of pinned memory gives powers of two
 ALIGNED = 256  # bytes, of blocks and of tensors in them
@@ -28,22 +30,23 @@ class StoreSizes:
     page: int
 
     @staticmethod
-    def of(spec: ModelSpec, kv: KvFormat, device: str, checkpoint_bytes: int, host_cache: int) -> StoreSizes:
+    def of(spec: ModelSpec, kv: KvFormat, device: str, state_dtype: StateDtype, host_cache: int) -> StoreSizes:
         """`host_cache`: bytes that records may take together. Beside a GPU, less than a checkpoint and its sink makes a
         store of no blocks, which nobody allocates."""
         sink, page = kv.window_page_bytes(spec), kv.page_bytes(spec)
+        parts = checkpoint_parts(spec, kv, state_dtype, device)
         if device == "cpu":
-            return StoreSizes(1, host_cache, checkpoint_bytes, sink, page)
+            return StoreSizes(1, host_cache, record_bytes(parts), sink, page)
         block = _up(page, ALIGNED)
-        tensors = 5 * ALIGNED  # each tensor of a checkpoint begins on a round address
+        checkpoint = sum(_up(part.bytes, ALIGNED) for part in parts)  # each begins on a round address
         full, rest = divmod(host_cache, SEGMENT_BYTES)
         blocks = full * (SEGMENT_BYTES // block) + rest // block
-        sizes = StoreSizes(block, blocks, -(-(checkpoint_bytes + tensors) // block), -(-sink // block), 1)
+        sizes = StoreSizes(block, blocks, -(-checkpoint // block), -(-sink // block), 1)
         return sizes if sizes.checkpoints else replace(sizes, blocks=0)
 
     @staticmethod
     def of_plan(plan: Plan) -> StoreSizes:
-        return StoreSizes.of(plan.spec, plan.kv, plan.device, plan.checkpoint_bytes, plan.host_cache)
+        return StoreSizes.of(plan.spec, plan.kv, plan.device, plan.state_dtype, plan.host_cache)
 
     @property
     def checkpoints(self) -> int:

@@ -13,13 +13,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.contract.step import Drop
 from kakera.kv.batch import CheckpointTensors
 from kakera.kv.store import KvStore
 from kakera.model.state import StatePool
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 
 STATE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 WINDOW_DTYPE = torch.bfloat16

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.kv.backend import check_spans
 from kakera.kv.batch import Batch, Span
@@ -27,7 +28,6 @@ from kakera.ops.dtypes import HALF_NAMES, HALVES
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.prefill_plan import PrefillPlan
-from kakera.plan.spec import ModelSpec
 
 
 def can_attend(spec: ModelSpec, fmt: KvFormat, hadamard: bool, dtype: str) -> bool:

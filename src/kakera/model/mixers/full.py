@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention, AttentionPass
 from kakera.kv.batch import Batch
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights
 from kakera.ops.heads import ProjectedHeads
 from kakera.ops.rotary import Rotary
-from kakera.plan.spec import ModelSpec
 
 Attend = Callable[[ProjectedHeads], Tensor]  # -> o_TI, gated
 

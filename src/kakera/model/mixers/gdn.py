@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.kv.backend import Attention
 from kakera.kv.batch import Batch
 from kakera.model.mixers.gdn_kernels import KernelCore
@@ -17,7 +18,6 @@ from kakera.model.state import StatePool
 from kakera.model.weights import GdnWeights
 from kakera.ops.dtypes import name_of
 from kakera.ops.gdn_step import can_step
-from kakera.plan.spec import GdnSpec
 
 
 class CorePass(Protocol):
