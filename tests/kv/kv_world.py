@@ -120,7 +120,7 @@ def new_window(cache: KVCache) -> tuple[Tensor, Tensor]:
 
 def new_checkpoint(cache: KVCache, position: int) -> CheckpointTensors:
     window_k, window_v = new_window(cache)
-    return CheckpointTensors(position, None, None, window_k, window_v, None)
+    return CheckpointTensors(position, {"window_k": window_k, "window_v": window_v})
 
 
 def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Stream, rotation: Rotation | None = None) -> Tensor:

@@ -73,7 +73,7 @@ class World:
 
     def checkpoint(self, position):
         k, v = new_window(self.cache)
-        return CheckpointTensors(position, None, None, k, v, None)
+        return CheckpointTensors(position, {"window_k": k, "window_v": v})
 
 
 def error(a, b):

@@ -56,7 +56,7 @@ class World:
         return GdnWeights(None, None, make(4, self.spec.conv_channels) / 2, -make(V).exp(), make(V), make(D))
 
     def _states(self) -> StatePool:
-        spec = SimpleNamespace(gdn_layers=range(LAYERS), gdn=self.spec)
+        spec = SimpleNamespace(states=dict.fromkeys(self.spec.states(), LAYERS))
         return StatePool(spec, SLOTS, self.device, self.dtype)  # type: ignore[arg-type]
 
     def copy(self) -> StatePool:
@@ -70,8 +70,8 @@ class World:
         return (torch.randn(LAYERS, tokens, width + 24, device=self.device) * 2).to(self.dtype)[..., :width]
 
     def checkpoint(self, position: int) -> CheckpointTensors:
-        state_LVKD, conv_LCW = (torch.full_like(x[:, 0], float("nan")) for x in vars(self.states).values())
-        return CheckpointTensors(position, state_LVKD, conv_LCW, None, None, None)
+        parts = {name: torch.full_like(x[:, 0], float("nan")) for name, x in self.states.parts.items()}
+        return CheckpointTensors(position, parts)
 
     def one_token(self, states: StatePool, slot: int, mixed_LX: Tensor) -> Tensor:
         """A token through all layers of one slot, [LAYERS, V D]."""

@@ -66,9 +66,11 @@ def read_headers(path: Path) -> list[TensorHeader]:
             found = [_header(path, name, item, 8 + length) for name, item in header.items()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{path}: malformed safetensors header ({error!r})") from None
-    end = max((tensor.offset + tensor.bytes for tensor in found), default=0)
-    if end > size:
-        raise CheckpointError(f"{path} is cut off: {size} bytes, its header promises {end}; download it again")
+    last = max(found, key=lambda tensor: tensor.offset + tensor.bytes, default=None)
+    if last is not None and (end := last.offset + last.bytes) > size:
+        raise CheckpointError(
+            f"{path} is cut off: {last.name} ends at byte {end}, the file at {size}; download it again"
+        )
     return found
 
 

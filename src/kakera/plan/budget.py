@@ -232,7 +232,7 @@ class _Budget:
         return cache if self._store(cache).blocks else 0
 
     def _store(self, cache: int) -> StoreSizes:
-        return StoreSizes.of(self.spec, self.kv, self.machine.kind, self.state_dtype, cache)
+        return StoreSizes.of(self.spec, self.kv, self.machine.kind, self.checkpoint, cache)
 
     def _cache_bytes(self, cache: int) -> int:
         """What the host gives for it."""

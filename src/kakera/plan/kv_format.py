@@ -42,6 +42,11 @@ class KvFormat:
         return self.codec == "int2"
 
     @property
+    def checkpoint_pages(self) -> int:
+        """16-bit pages that a checkpoint carries."""
+        return self.window_pages if self.windowed else 0
+
+    @property
     def ring_pages(self) -> int:
         """Pages of the 16-bit window ring of a running request."""
         return self.window_pages + 2 if self.windowed else 0

@@ -79,8 +79,7 @@ def live_state_bytes(spec: ModelSpec, device: str) -> int:
 
 def checkpoint_parts(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, device: str) -> Record:
     """One checkpoint: states, conv columns, the window's pages, the last hidden."""
-    pages = kv.window_pages if kv.windowed else 0
-    return checkpoint_record(spec, pages, Dtypes(state_dtype, activation_dtype(device)))
+    return checkpoint_record(spec, kv.checkpoint_pages, Dtypes(state_dtype, activation_dtype(device)))
 
 
 def checkpoint_bytes(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, device: str) -> int:

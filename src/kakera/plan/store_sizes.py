@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kakera.arch.layout import record_bytes
 from kakera.arch.spec import ModelSpec
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.plan import Plan, StateDtype
+from kakera.plan.plan import Plan
 from kakera.plan.sizes import checkpoint_parts
 
 SEGMENT_BYTES = 256 * 2**20  # the allocator of pinned memory gives powers of two
@@ -30,15 +29,15 @@ class StoreSizes:
     page: int
 
     @staticmethod
-    def of(spec: ModelSpec, kv: KvFormat, device: str, state_dtype: StateDtype, host_cache: int) -> StoreSizes:
+    def of(spec: ModelSpec, kv: KvFormat, device: str, checkpoint_bytes: int, host_cache: int) -> StoreSizes:
         """`host_cache`: bytes that records may take together. Beside a GPU, less than a checkpoint and its sink makes a
         store of no blocks, which nobody allocates."""
         sink, page = kv.window_page_bytes(spec), kv.page_bytes(spec)
-        parts = checkpoint_parts(spec, kv, state_dtype, device)
         if device == "cpu":
-            return StoreSizes(1, host_cache, record_bytes(parts), sink, page)
+            return StoreSizes(1, host_cache, checkpoint_bytes, sink, page)
         block = _up(page, ALIGNED)
-        checkpoint = sum(_up(part.bytes, ALIGNED) for part in parts)  # each begins on a round address
+        parts = checkpoint_parts(spec, kv, "fp32", device)
+        checkpoint = checkpoint_bytes + len(parts) * ALIGNED  # each of them begins on a round address
         full, rest = divmod(host_cache, SEGMENT_BYTES)
         blocks = full * (SEGMENT_BYTES // block) + rest // block
         sizes = StoreSizes(block, blocks, -(-checkpoint // block), -(-sink // block), 1)
@@ -46,7 +45,7 @@ class StoreSizes:
 
     @staticmethod
     def of_plan(plan: Plan) -> StoreSizes:
-        return StoreSizes.of(plan.spec, plan.kv, plan.device, plan.state_dtype, plan.host_cache)
+        return StoreSizes.of(plan.spec, plan.kv, plan.device, plan.checkpoint_bytes, plan.host_cache)
 
     @property
     def checkpoints(self) -> int:
