@@ -74,8 +74,8 @@ def test_64_layers_keep_activations_near_1_and_remember_for_a_sensible_while(tmp
     states_LSVKD = forced.states.state_LSVKD
     assert states_LSVKD.isfinite().all()
     assert 1e-3 < states_LSVKD.std().item() < 10
-    rates = torch.cat([layer.mixer.rate_V for layer in forced.model.weights.layers if hasattr(layer.mixer, "rate_V")])
-    biases = torch.cat([la.mixer.dt_bias_V for la in forced.model.weights.layers if hasattr(la.mixer, "rate_V")])
+    gdn = [site.block for layer in forced.model.weights.layers for site in layer if site.kind == "gdn"]
+    rates, biases = torch.cat([block.rate_V for block in gdn]), torch.cat([block.dt_bias_V for block in gdn])
     decays = (rates * torch.nn.functional.softplus(biases)).exp()
     assert 0.1 < decays.min().item() < 0.6 < 0.99 < decays.max().item() < 1
 

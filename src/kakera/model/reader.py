@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import AttentionSpec
 from kakera.arch.spec import EMBEDDING, LM_HEAD
 from kakera.arch.tensors import Tensor as Declared
 from kakera.model.coded import CodedProjection, Int8Embedding, Int8Projection
@@ -51,19 +52,18 @@ class LinearReader:
             return self._coded(parts, self._biases(names), tail)
         return fused([self.linear(name) for name in (*names, *tail)]).packed()
 
-    def attention_input(self, name: str) -> LinearMap:
+    def attention_input(self, name: str, block: AttentionSpec) -> LinearMap:
         """q | k | v, and behind them the output gate if the model has one, each head by head.
 
         With a gate q_proj holds, per head, head_dim rows of query, then head_dim rows of gate.
         """
-        spec = self.checkpoint.spec
         names = [f"{name}.{part}_proj" for part in "qkv"]
-        if not spec.gated:
+        if not block.gated:
             return self.projection(names)
-        rows = torch.arange(2 * spec.heads * spec.head_dim, device=self.device).view(spec.heads, 2, spec.head_dim)
+        rows = torch.arange(2 * block.heads * block.head_dim, device=self.device).view(block.heads, 2, -1)
         parts = self.coded(names)
         biases = self._biases(names)
-        if parts is not None and spec.head_dim % BLOCK == 0 and all(bias is None for bias in biases):
+        if parts is not None and block.head_dim % BLOCK == 0 and all(bias is None for bias in biases):
             query, gate = (parts[0].blocks(rows[:, i].flatten()[::BLOCK] // BLOCK) for i in range(2))
             return self._coded([query, *parts[1:], gate], [None], ())
         q, k, v = (self.linear(part) for part in names)

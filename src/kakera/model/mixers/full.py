@@ -33,6 +33,12 @@ class FullAttention:
         return _Pass(self._spec, self._layers, rotary, attention.plan(batch), batch.decode_tokens)
 
 
+def build(
+    spec: ModelSpec, layers: Sequence[AttentionWeights], device: torch.device, dtype: torch.dtype
+) -> FullAttention:
+    return FullAttention(spec, layers)
+
+
 @dataclass(frozen=True)
 class _Pass:
     spec: ModelSpec

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kakera.arch.blocks import GdnSpec
+from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention
 from kakera.kv.batch import Batch
 from kakera.model.mixers.gdn_kernels import KernelCore
@@ -57,6 +58,11 @@ class _Pass:
         weights = self.layers[layer]
         mixed_TX = weights.proj_in(x_TH, self.decode_tokens).contiguous()
         return weights.proj_out(self.core.run(layer, weights, mixed_TX), self.decode_tokens)
+
+
+def build(spec: ModelSpec, layers: Sequence[GdnWeights], device: torch.device, dtype: torch.dtype) -> GatedDeltaNet:
+    assert spec.gdn is not None
+    return GatedDeltaNet(layers, core_for(spec.gdn, spec.rms_eps, device, dtype))
 
 
 def core_for(spec: GdnSpec, eps: float, device: torch.device, dtype: torch.dtype) -> Core:
