@@ -92,7 +92,7 @@ def quantised(made: Any, recipe_of: Any) -> dict[str, str]:
             with tempfile.TemporaryDirectory() as directory:
                 source = _source(Path(directory) / "source", prefix, made)
                 recipe: Recipe = recipe_of(format, bits, source)
-                quantize_checkpoint(source, Path(directory) / "out", recipe, encode=_encode)
+                quantize_checkpoint(source, Path(directory) / "out", recipe, encode=encode)
                 out = sorted((Path(directory) / "out").iterdir())
                 files = [f"{p.name} {_stored(p)}" for p in out if p.name != "quantization_report.json"]
                 found[f"{format} {prefix}"] = _digest(recipe.digest() + "\n".join(files))
@@ -120,7 +120,7 @@ def _source(directory: Path, prefix: str, made: Any) -> Path:
     return directory
 
 
-def _encode(targets: torch.Tensor, bits: int) -> torch.Tensor:
+def encode(targets: torch.Tensor, bits: int) -> torch.Tensor:
     """Sound states without a search."""
     symbols = ((targets.clamp(-2, 2) + 2) / 4 * ((1 << bits) - 1)).round().to(torch.int32)
     return trellis.unpack(trellis.pack(symbols, bits))

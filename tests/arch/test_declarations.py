@@ -155,4 +155,4 @@ def test_names_of_the_multimodal_class_are_those_of_the_text_model(spec):
     assert spec.names.canonical("model.language_model.layers.0.mlp.up_proj") == "model.layers.0.mlp.up_proj"
     assert spec.names.canonical("language_model.lm_head.weight") == "lm_head.weight"
     counted = ["lm_head.weight", "mtp.fc.weight", "model.visual.patch_embed.proj.weight"]
-    assert [spec.names.counts(name) for name in counted] == [True, False, False]
+    assert [spec.counts(name) for name in counted] == [True, False, False]

@@ -80,7 +80,7 @@ class Layer:
 class Draft:
     """A draft layer: `takes` the hidden state behind the last norm, or the stream before `finish`, `width` values of a
     token; combines it with the next token's embedding by `tensors`; runs `layers`, whose attention is one more KV layer
-    each; and has a finish of its own. Embedding and head are the model's."""
+    each; and has a finish of its own. Embedding and head are the model's. `prefix`: of all its names."""
 
     takes: Literal["post-norm", "stream"]
     width: int
@@ -105,10 +105,6 @@ class Names:
             if stored.startswith(prefix):
                 return replacement + stored.removeprefix(prefix)
         return stored
-
-    def counts(self, stored: str) -> bool:
-        """Whether serving loads a stored tensor."""
-        return not self.canonical(stored).startswith((*self.ignored, *self.optional))
 
 
 QWEN_NAMES = Names(
@@ -142,6 +138,15 @@ class ModelSpec:
     def __hash__(self) -> int:
         """Of a few sizes: a plan asks for the same shares of a model again and again."""
         return hash((self.model_type, self.vocab, self.hidden, len(self.layers), self.max_positions))
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Beginnings of names that may be stored or not, whatever is asked for."""
+        return self.names.optional + (() if self.draft is None else (self.draft.prefix,))
+
+    def counts(self, stored: str) -> bool:
+        """Whether serving loads a stored tensor: no draft layer, no vision tower."""
+        return not self.names.canonical(stored).startswith((*self.names.ignored, *self.optional))
 
     def tensors(self, draft: bool = False) -> dict[str, Tensor]:
         """All that a checkpoint must hold, by canonical name. `draft`: with the draft layer."""

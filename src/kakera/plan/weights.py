@@ -57,7 +57,7 @@ def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
 
 def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) -> WeightBytes:
     """Draft layers and vision towers are not loaded, so they do not count."""
-    used = [tensor for tensor in tensors if spec.names.counts(tensor.name)]
+    used = [tensor for tensor in tensors if spec.counts(tensor.name)]
     decoded, decoded_embedding = decoded_bytes(spec)
     table = sum(t.bytes for t in used if spec.names.canonical(t.name).startswith(f"{EMBEDDING}."))
     return WeightBytes(

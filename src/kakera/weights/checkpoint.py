@@ -166,7 +166,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.directory} does not fit the model: {'; '.join(complaints)}")
 
     def _unexpected(self, module: str, wanted: set[str]) -> list[str]:
-        if module in wanted or module.startswith(self.spec.names.optional):
+        if module in wanted or module.startswith(self.spec.optional):
             return []
         leaves = self._modules[module]
         names = {f"{module}.{leaf}" if module else leaf: leaf for leaf in leaves.names()}
