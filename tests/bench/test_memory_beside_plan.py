@@ -11,11 +11,11 @@ from kakera.arch.registry import spec_of
 from kakera.bench.memory import GAPS, Held, MemoryTable, Taken, compare_cpu, compare_gpu, compare_host, compare_total
 from kakera.bench.memory_watch import MemoryWatch, graph_bytes, held_bytes
 from kakera.contract.step import Drop
-from kakera.evaluate.session import plan_for
 from kakera.ops.trellis import TrellisScratch
 from kakera.plan.budget import make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.known import KNOWN
+from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import PlanRow, Wishes
 from kakera.plan.weights import from_config
 from kakera.run.build import build_engine

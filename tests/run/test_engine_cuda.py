@@ -14,8 +14,9 @@ import kakera
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.contract.step import Drop
 from kakera.evaluate.data import load_cases
-from kakera.evaluate.session import open_reader, plan_for
+from kakera.evaluate.session import open_reader
 from kakera.evaluate.suites import run_suite
+from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine

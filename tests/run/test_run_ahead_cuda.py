@@ -18,9 +18,9 @@ import kakera
 from kakera.arch.spec import ModelSpec
 from kakera.cache.host import CacheSizes
 from kakera.contract.events import Finished, Tokens
-from kakera.evaluate.session import plan_for
 from kakera.kv.rotation import Frame, Rotation
 from kakera.model.linear import EmbeddingMap
+from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine
 

@@ -23,8 +23,8 @@ from kakera.bench.demo_text import FIRST, SECOND, Fact, first_message
 from kakera.bench.server import ServerProcess
 from kakera.cli.model import resolve_model
 from kakera.errors import KakeraError
-from kakera.evaluate.session import plan_for
 from kakera.plan.budget import kv_format
+from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.table import gigabytes
 from kakera.text.tokenizer import Tokenizer

@@ -15,19 +15,11 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.plan import weights
-from kakera.plan.budget import make_plan
-from kakera.plan.devices import resolve_to_compute
-from kakera.plan.plan import Plan, Wishes
+from kakera.plan.model_plan import plan_for
+from kakera.plan.plan import Wishes
 from kakera.run.build import COMPUTE_DTYPES, build_engine, check_cards
 from kakera.run.engine import LocalEngine
 from kakera.text.tokenizer import Tokenizer
-
-
-def plan_for(directory: Path, wishes: Wishes) -> Plan:
-    """The plan that serving would make. Raises PlanRefused."""
-    spec = load_spec(directory)
-    return make_plan(spec, wishes, resolve_to_compute(wishes.gpus), weights.from_checkpoint(directory, spec))
 
 
 def open_engine(directory: Path, wishes: Wishes, *, escha_bias: bool = False) -> LocalEngine:
