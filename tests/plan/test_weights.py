@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from kakera.arch.spec import ModelSpec
-from kakera.arch.stored import checkpoint_files, read_headers
-from kakera.errors import CheckpointError
 from kakera.plan import weights
 from kakera.plan.weights import WeightBytes, from_checkpoint, from_config
 
@@ -52,10 +49,6 @@ def test_exl3_scales_with_its_bits(spec_27b: ModelSpec) -> None:
     assert four.coded - two.coded == 24_326_963_200 * 2 // 8
 
 
-def _write(path: Path, **tensors: np.ndarray) -> None:
-    save_file(tensors, path)
-
-
 def test_header_bytes_leave_out_draft_layers_and_vision(tmp_path: Path, spec_small: ModelSpec) -> None:
     table, norm = np.zeros((10, 4), np.float16), np.zeros(4, np.float16)
     save_file(
@@ -69,33 +62,3 @@ def test_header_bytes_leave_out_draft_layers_and_vision(tmp_path: Path, spec_sma
     )
     found = from_checkpoint(tmp_path, spec_small)
     assert (found.coded, found.embedding, found.replicated) == (88, 80, 8)
-
-
-def test_header_lists_every_tensor(tmp_path: Path) -> None:
-    _write(tmp_path / "a.safetensors", one=np.zeros((2, 3), np.float32), two=np.zeros(5, np.int8))
-    assert {(t.name, t.dtype, t.shape, t.bytes) for t in read_headers(tmp_path / "a.safetensors")} == {
-        ("one", "F32", (2, 3), 24),
-        ("two", "I8", (5,), 5),
-    }
-
-
-@pytest.mark.parametrize("keep", [0, 7, 40, -1])
-def test_cut_file_is_named(tmp_path: Path, keep: int) -> None:
-    path = tmp_path / "model.safetensors"
-    _write(path, one=np.zeros((20, 30), np.float32))
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        read_headers(path)
-
-
-def test_missing_shard_is_named(tmp_path: Path) -> None:
-    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    _write(tmp_path / "model-00001-of-00002.safetensors", a=np.zeros(1, np.float32))
-    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors, but that file is missing"):
-        checkpoint_files(tmp_path)
-
-
-def test_directory_without_weights_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no weights"):
-        checkpoint_files(tmp_path)
