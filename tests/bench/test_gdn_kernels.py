@@ -8,10 +8,11 @@ import pytest
 import torch
 from rich.console import Console
 
+from kakera.arch.blocks import GdnSpec
+from kakera.arch.registry import spec_of
 from kakera.bench import gdn
 from kakera.ops.gdn_step import gdn_step_reference
 from kakera.plan.known import KNOWN
-from kakera.plan.spec import GdnSpec, ModelSpec
 
 SMALL = GdnSpec(1, 2, 32, 32, 4)
 
@@ -41,7 +42,7 @@ def test_the_table_of_a_27b(monkeypatch):
     monkeypatch.setattr(gdn, "step_calls", lambda spec, rows, device: [None] * spec.v_heads)
     monkeypatch.setattr(gdn, "scan_calls", lambda spec, tokens, device: [None] * (tokens // 10))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
-    found = gdn.measure(ModelSpec.from_config(KNOWN["qwen3.8-27b"]), 2, lambda text: None)
+    found = gdn.measure(spec_of(KNOWN["qwen3.8-27b"]), 2, lambda text: None)
     assert found.steps[0] == gdn.Step(1, 24e-6, 2 * 4 * 24 * 128 * 128 / 4e12)
     out = Console(file=io.StringIO(), width=100)
     for table in gdn.tables(found, "qwen3.8-27b"):

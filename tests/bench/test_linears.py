@@ -6,14 +6,14 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from kakera.arch.registry import spec_of
 from kakera.bench.linear_tables import tables
 from kakera.bench.linears import LinearBench, Measured, groups
 from kakera.cli.bench import app
 from kakera.errors import UsageError
 from kakera.plan.known import KNOWN
-from kakera.plan.spec import ModelSpec
 
-SPEC = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
+SPEC = spec_of(KNOWN["qwen3.8-27b"])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

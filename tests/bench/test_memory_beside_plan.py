@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.arch.registry import spec_of
 from kakera.bench.memory import GAPS, Held, MemoryTable, Taken, compare_cpu, compare_gpu, compare_host, compare_total
 from kakera.bench.memory_watch import MemoryWatch, graph_bytes, held_bytes
 from kakera.contract.step import Drop
-from kakera.evaluate.session import plan_for
 from kakera.ops.trellis import TrellisScratch
 from kakera.plan.budget import make_plan
 from kakera.plan.known import KNOWN
+from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import PlanRow, Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_config
 from kakera.run.build import build_engine
 from kakera.target.devices import Device, Machine
@@ -25,7 +25,7 @@ GIB = 2**30
 
 
 def plan_27b(**wishes):
-    spec = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
+    spec = spec_of(KNOWN["qwen3.8-27b"])
     machine = Machine(CUDA, (Device("a card", 140 * GIB),), 128 * GIB)
     return make_plan(spec, Wishes(gpus="auto", **wishes), machine, from_config(spec, KNOWN["qwen3.8-27b"]))
 

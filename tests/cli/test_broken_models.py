@@ -30,7 +30,7 @@ def start(model: Path) -> None:
         ("config.json", b"[]", "config.json"),
         ("config.json", json.dumps({**CONFIG, "vocab_size": "many"}).encode(), "vocab"),
         ("config.json", json.dumps({**CONFIG, "hidden_size": None}).encode(), "hidden"),
-        ("config.json", json.dumps({**CONFIG, "num_key_value_heads": 0}).encode(), "kv_heads"),
+        ("config.json", json.dumps({**CONFIG, "num_key_value_heads": 0}).encode(), "num_key_value_heads"),
         ("config.json", json.dumps({**CONFIG, "num_hidden_layers": "x"}).encode(), "wrong type"),
         ("generation_config.json", b"[]", "generation_config.json"),
         ("generation_config.json", b'{"temperature": "hot"}', "temperature is 'hot'"),

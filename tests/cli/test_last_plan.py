@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from kakera.arch.registry import spec_of
 from kakera.cli.last_plan import compare_with_last
 from kakera.plan.budget import make_plan
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_config
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CUDA
@@ -18,7 +18,7 @@ WISHES = Wishes(gpus="12GB,12GB")
 
 
 def plan(used: int) -> Plan:
-    spec = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
+    spec = spec_of(KNOWN["qwen3.8-27b"])
     card = Device("12GB", 12 * 10**9, used)
     machine = Machine(CUDA, (card, card), 32 * 10**9, 2 * 10**9)
     return make_plan(spec, WISHES, machine, from_config(spec, KNOWN["qwen3.8-27b"]))

@@ -7,12 +7,12 @@ import random
 
 import pytest
 
+from kakera.arch.registry import load_spec
 from kakera.chat.template import ChatTemplate
 from kakera.cli.model import BUNDLED, resolve_model, shape_of
 from kakera.cli.stand_in import directory_for, stand_in
 from kakera.errors import CheckpointError, UsageError
 from kakera.evaluate.data import load_documents
-from kakera.plan.spec import ModelSpec
 from kakera.text.tokenizer import Tokenizer
 from random_model import ESCHA
 
@@ -71,7 +71,7 @@ def test_the_directory_is_complete_and_written_once():
     assert len(list(first.parent.iterdir())) == 1
     assert directory_for("tiny", ESCHA, BUNDLED, seed=1) != first
 
-    tokenizer, spec = Tokenizer.load(first), ModelSpec.load(first)
+    tokenizer, spec = Tokenizer.load(first), load_spec(first)
     assert (tokenizer.vocab, tokenizer.eos) == (spec.vocab, spec.eos[0])
     template = ChatTemplate.load(first, tokenizer)
     prompt = template.prompt([{"role": "user", "content": "Hello."}])
@@ -82,7 +82,7 @@ def test_a_known_name_is_the_same_shape_with_and_without_spec():
     assert shape_of("spec:qwen3.8-27b") == shape_of("qwen3.8-27b")
     found = resolve_model("spec:qwen3.8-27b")
     assert found.name == "spec:qwen3.8-27b"
-    assert ModelSpec.load(found.path).layers == shape_of("qwen3.8-27b")[0].layers
+    assert load_spec(found.path).layers == shape_of("qwen3.8-27b")[0].layers
 
 
 def test_unknown_shapes_and_unknown_models_are_refused(tmp_path):

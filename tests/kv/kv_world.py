@@ -8,37 +8,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import AttentionSpec
+from kakera.arch.spec import AddNorm, Layer, ModelSpec, Site
 from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 
 PAGE = 64
 
 
-def make_spec(heads: int = 4, kv_heads: int = 2, head_dim: int = 64, full: int = 2) -> ModelSpec:
+def make_spec(
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 64,
+    full: int = 2,
+    rotary_dim: int | None = None,
+    gated: bool = False,
+) -> ModelSpec:
     """A plain model of `full` attention layers with a GDN-free layer list."""
-    return ModelSpec(
-        model_type="qwen3",
-        vocab=16,
-        hidden=heads * head_dim,
-        intermediate=16,
-        layers=("full",) * full,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rotary_dim=head_dim,
-        rope_theta=1e4,
-        max_positions=1 << 20,
-        rms_eps=1e-6,
-        gated=False,
-        norm_offset=0.0,
-        tied=True,
-        mtp_layers=0,
-        gdn=None,
-        eos=(),
-    )
+    attention = AttentionSpec(heads, kv_heads, head_dim, rotary_dim or head_dim, 1e4, gated, norms="scale")
+    layers = tuple(Layer(f"model.layers.{i}", (Site(attention, "input_layernorm"),)) for i in range(full))
+    return ModelSpec("qwen3", 16, heads * head_dim, layers, AddNorm("scale"), 1 << 20, 1e-6, tied=True, eos=())
 
 
 @dataclass
@@ -129,7 +120,7 @@ def new_window(cache: KVCache) -> tuple[Tensor, Tensor]:
 
 def new_checkpoint(cache: KVCache, position: int) -> CheckpointTensors:
     window_k, window_v = new_window(cache)
-    return CheckpointTensors(position, None, None, window_k, window_v, None)
+    return CheckpointTensors(position, {"window_k": window_k, "window_v": window_v})
 
 
 def oracle(spec: ModelSpec, fmt: KvFormat, sequence: Stream, rotation: Rotation | None = None) -> Tensor:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from kakera.arch.registry import load_spec
 from kakera.cli import app
 from kakera.errors import UsageError
 from kakera.kv.rotation import Rotation
-from kakera.plan.spec import ModelSpec
 from tiny_model import write_tiny_model
 
 
@@ -31,7 +31,7 @@ def calibrate(model: Path, *arguments: str) -> Path:
 
 def test_its_files_are_graded_and_serve(model: Path) -> None:
     out = calibrate(model, "--limit", "8")
-    assert Rotation.load(out, ModelSpec.load(model)).graded
+    assert Rotation.load(out, load_spec(model)).graded
     options = ("--window", "512", "--limit", "1", "--data", str(model.parent / "text"), "--gpus", "cpu")
     int2 = ("--kv", "int2", "--kv-group", "32", "--kv-window", "64", "--rotation", str(out))
     found = CliRunner().invoke(app, ["eval", "kld", str(model), *options, *int2, "--json"], catch_exceptions=False)

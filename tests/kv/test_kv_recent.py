@@ -30,7 +30,7 @@ def pages_of(*numbers: int) -> torch.Tensor:
 
 def checkpoint(window: int, page: int) -> CheckpointTensors:
     window_k, window_v = torch.full((2, 2, window, 1, 64, 32), EMPTY, dtype=torch.bfloat16)
-    return CheckpointTensors(page * 64, None, None, window_k, window_v, None)
+    return CheckpointTensors(page * 64, {"window_k": window_k, "window_v": window_v})
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5])

@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kakera.arch.layout import Dtypes, checkpoint_record
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
+from kakera.target.as_torch import DTYPES, activation_of
 
 SLOTS, PAGES_PER_SLOT = 4, 5
 VOCAB = 211
@@ -68,12 +70,8 @@ class Harness:
         return torch.cat([self.run(Row(tokens[a:b], a, slot))[0] for a, b in zip(begins, ends, strict=True)])
 
     def checkpoint(self, position: int, dtype: torch.dtype = torch.float32) -> CheckpointTensors:
-        gdn, layers = self.spec.gdn, len(self.spec.gdn_layers)
-        state = conv = None
-        if gdn is not None:
-            state = torch.zeros(layers, gdn.v_heads, gdn.k_dim, gdn.v_dim, dtype=dtype)
-            conv = torch.zeros(layers, gdn.conv_taps - 1, gdn.conv_channels)
-        return CheckpointTensors(position, state, conv, None, None, torch.zeros(self.spec.hidden))
+        record = checkpoint_record(self.spec, 0, Dtypes(activation_of(dtype), "fp32"))
+        return CheckpointTensors(position, {p.name: torch.zeros(p.shape, dtype=DTYPES[p.dtype]) for p in record})
 
     def cached(self, slot: int, tokens: int) -> Tensor:
         """Keys and values of a slot's full pages before `tokens`."""

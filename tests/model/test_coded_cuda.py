@@ -55,8 +55,10 @@ def logits(directory: Path, **options: bool) -> tuple[HybridModel, Tensor]:
 )
 def test_logits_of_coded_and_decoded_weights_agree(directories, name, options, monkeypatch):
     model, coded = logits(directories[name], **options)
-    assert isinstance(model.weights.layers[0].mlp.gate_up, CodedProjection)
-    attention = model.weights.layers[-1].mixer.proj_in  # query and gate are told apart in whole blocks of 128, or not
+    assert isinstance(model.weights.layers[0][1].block.gate_up, CodedProjection)
+    attention = model.weights.layers[-1][
+        0
+    ].block.proj_in  # query and gate are told apart in whole blocks of 128, or not
     assert isinstance(attention, CodedProjection) == (model.spec.head_dim % 128 == 0)
     monkeypatch.setattr(reader, "keeps_codes", lambda *_: False)
     _, decoded = logits(directories[name], **options)

@@ -11,8 +11,7 @@ from model_world import Harness, Row
 from torch import Tensor
 
 from kakera.kv.batch import Batch
-from kakera.model import qwen3_5
-from kakera.model.mixers import gdn_kernels
+from kakera.model.mixers import gdn, gdn_kernels
 from kakera.model.mixers.gdn import CorePass
 from kakera.model.mixers.gdn_kernels import KernelCore
 from kakera.model.mixers.gdn_plain import PlainCore
@@ -90,7 +89,7 @@ def either(request: pytest.FixtureRequest, tiny: HybridModel, monkeypatch: pytes
     if request.param == "kernels":
         monkeypatch.setattr(gdn_kernels, "gdn_step", gdn_step_reference)
         both = lambda spec, eps, *_: DecodeByKernels(PlainCore(spec, eps), KernelCore(spec, eps))  # noqa: E731
-        monkeypatch.setattr(qwen3_5, "core_for", both)
+        monkeypatch.setattr(gdn, "core_for", both)
     return Harness(HybridModel(tiny.spec, tiny.weights))
 
 

@@ -86,9 +86,9 @@ def test_the_switch_adds_every_bias_to_its_own_channels(escha):
         return Linear(stored.linear(name, channels, 128).half().float(), stored.bias(name, channels))(x_TH)
 
     for i, layer in enumerate(on.weights.layers):
-        name, mixer = f"model.layers.{i}", layer.mixer
+        name, mixer = f"model.layers.{i}", layer[0].block
         expected = [own(f"{name}.mlp.{part}_proj", 256) for part in ("gate", "up")]
-        torch.testing.assert_close(layer.mlp.gate_up(x_TH), torch.cat(expected, 1))
+        torch.testing.assert_close(layer[1].block.gate_up(x_TH), torch.cat(expected, 1))
         if isinstance(mixer, AttentionWeights):
             per_head = own(f"{name}.self_attn.q_proj", 256).view(5, 2, 128)  # of each head: query, then gate
             k, v = (own(f"{name}.self_attn.{part}_proj", 128) for part in "kv")
@@ -100,10 +100,12 @@ def test_the_switch_adds_every_bias_to_its_own_channels(escha):
         torch.testing.assert_close(mixer.proj_in(x_TH), torch.cat(expected, 1))
         out = "self_attn.o_proj" if isinstance(mixer, AttentionWeights) else "linear_attn.out_proj"
         torch.testing.assert_close(mixer.proj_out(x_TH), own(f"{name}.{out}", 128))
-        assert layer.mlp.down.bias_O is not None
+        assert layer[1].block.down.bias_O is not None
 
     assert stored.bias(NO_BIAS.replace(PREFIX, "model."), 128) is None
-    everything = [m for layer in off.weights.layers for m in (layer.mlp.gate_up, layer.mlp.down, layer.mixer.proj_in)]
+    everything = [
+        m for layer in off.weights.layers for m in (layer[1].block.gate_up, layer[1].block.down, layer[0].block.proj_in)
+    ]
     assert all(linear.bias_O is None for linear in everything)
 
 
@@ -188,7 +190,7 @@ def test_a_truncated_shard_is_refused_by_tensor_and_file(tmp_path, escha):
     directory = damaged(tmp_path, escha, lambda tensors: None)
     shard = directory / "model-00002-of-00002.safetensors"
     os.truncate(shard, shard.stat().st_size - 10)
-    with pytest.raises(CheckpointError, match=r"tensor \S+ in \S+00002-of-00002\.safetensors ends at byte .*truncated"):
+    with pytest.raises(CheckpointError, match=r"00002-of-00002\.safetensors is cut off: \S+ ends at byte \d+"):
         HybridModel.load(directory)
     for command in ("info", "serve"):
         status, errors = kakera(command, directory)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.model.mixers import gdn_kernels
 from kakera.model.mixers.gdn import core_for
@@ -19,7 +20,6 @@ from kakera.model.mixers.gdn_plain import PlainCore
 from kakera.model.state import StatePool
 from kakera.model.weights import GdnWeights
 from kakera.ops.gdn_step import StepRows, gdn_step, gdn_step_reference
-from kakera.plan.spec import GdnSpec
 from kakera.target.target import CPU, CUDA, Target
 
 EPS, LAYERS, SLOTS, START = 1e-6, 2, 9, 61
@@ -57,7 +57,7 @@ class World:
         return GdnWeights(None, None, make(4, self.spec.conv_channels) / 2, -make(V).exp(), make(V), make(D))
 
     def _states(self) -> StatePool:
-        spec = SimpleNamespace(gdn_layers=range(LAYERS), gdn=self.spec)
+        spec = SimpleNamespace(states=dict.fromkeys(self.spec.states(), LAYERS))
         return StatePool(spec, SLOTS, self.device, self.dtype)  # type: ignore[arg-type]
 
     def copy(self) -> StatePool:
@@ -71,8 +71,8 @@ class World:
         return (torch.randn(LAYERS, tokens, width + 24, device=self.device) * 2).to(self.dtype)[..., :width]
 
     def checkpoint(self, position: int) -> CheckpointTensors:
-        state_LVKD, conv_LCW = (torch.full_like(x[:, 0], float("nan")) for x in vars(self.states).values())
-        return CheckpointTensors(position, state_LVKD, conv_LCW, None, None, None)
+        parts = {name: torch.full_like(x[:, 0], float("nan")) for name, x in self.states.parts.items()}
+        return CheckpointTensors(position, parts)
 
     def one_token(self, states: StatePool, slot: int, mixed_LX: Tensor) -> Tensor:
         """A token through all layers of one slot, [LAYERS, V D]."""

@@ -20,7 +20,7 @@ def drafting(tiny: HybridModel) -> HybridModel:
     hidden = tiny.spec.hidden
     scale_H = 1 + 0.3 * torch.randn(hidden)
     layer = tiny.weights.layers[1]
-    mtp = MtpWeights(scale_H, scale_H.flip(0), Linear(torch.randn(hidden, 2 * hidden) / 14), layer, scale_H)
+    mtp = MtpWeights(scale_H, scale_H.flip(0), Linear(torch.randn(hidden, 2 * hidden) / 14), (layer,), scale_H)
     return HybridModel(tiny.spec, replace(tiny.weights, mtp=mtp))
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from kakera.model.qwen3_5 import HybridModel
 from kakera.plan.weights import from_checkpoint
+from kakera.target.target import CPU
 from tiny_model import write_tiny_model
 
 
@@ -38,5 +39,5 @@ def test_a_cpu_holds_what_the_plan_counts(tmp_path: Path, tied: bool) -> None:
         save_file({name: t for name, t in load_file(file).items() if name != "lm_head.weight"}, file)
         config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": True}))
     model = HybridModel.load(tmp_path)
-    planned = from_checkpoint(tmp_path, model.spec).on_device("cpu", 1)
+    planned = from_checkpoint(tmp_path, model.spec).on_device(CPU, 1)
     assert held_bytes(model.weights) == pytest.approx(planned, rel=0.02)

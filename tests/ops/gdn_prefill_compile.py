@@ -15,9 +15,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops import gdn_prefill_kernels as kernels
 from kakera.ops.gdn_prefill import INVERT_WARPS, NORM_WARPS, tile_of
-from kakera.plan.spec import GdnSpec
 from kakera.target.kernels import has_large_tiles
 
 ARCHITECTURES = (80, 86, 89, 90, 120)  # A100, RTX 30, 40, H100/H200, RTX 50

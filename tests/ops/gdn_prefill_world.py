@@ -9,13 +9,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops.activation import sigmoid, silu, softplus
 from kakera.ops.conv import causal_conv, conv_tail
 from kakera.ops.gated_delta import gated_delta_recurrent
 from kakera.ops.gated_delta_chunk import gated_delta_chunk
 from kakera.ops.gdn_prefill import StateSave, gdn_prefill
 from kakera.ops.norm import l2_norm, rms_norm_gated
-from kakera.plan.spec import GdnSpec
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 TINY = GdnSpec(k_heads=1, v_heads=2, k_dim=16, v_dim=16, conv_taps=4)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops import gated_delta_chunk as chunk_module
 from kakera.ops.gated_delta import gated_delta_recurrent, gated_delta_step
 from kakera.ops.gated_delta_chunk import gated_delta_chunk
 from kakera.ops.norm import l2_norm
-from kakera.plan.spec import GdnSpec
 from kakera.target.kernels import serves_gdn_step
 
 

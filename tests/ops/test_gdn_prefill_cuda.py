@@ -14,9 +14,9 @@ pytest.importorskip("triton", reason="needs Triton (Linux)")
 from gdn_prefill_compile import ARCHITECTURES
 from gdn_prefill_world import World, check
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops.gdn_prefill import gdn_prefill
 from kakera.plan.gdn_plan import scratch_bytes
-from kakera.plan.spec import GdnSpec
 
 SPECS = {
     "27B": GdnSpec(16, 48, 128, 128, 4),

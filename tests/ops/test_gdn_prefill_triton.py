@@ -12,11 +12,11 @@ pytest.importorskip("triton", reason="needs Triton (Linux)")
 
 from gdn_prefill_world import TINY, World, check, relative
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops import gdn_prefill as gdn
 from kakera.ops.gdn_prefill import StateSave, gdn_prefill, segments
 from kakera.plan import gdn_plan
 from kakera.plan.gdn_plan import scratch_bytes
-from kakera.plan.spec import GdnSpec
 
 TOKENS = 130
 SAVES = [(TOKENS, torch.float32), (64, torch.float16), (128, torch.float32), (64, torch.float32)]

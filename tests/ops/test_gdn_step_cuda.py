@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from kakera.arch.blocks import GdnSpec
 from kakera.model.weights import GdnWeights
 from kakera.ops.gdn_step import StepRows, gdn_step, gdn_step_reference
-from kakera.plan.spec import GdnSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 MODELS = {"27B": (16, 48), "reference": (4, 12), "equal heads": (4, 4)}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from kakera.arch.registry import spec_of
+from kakera.arch.spec import ModelSpec
 from kakera.plan.known import KNOWN
-from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import WeightBytes, from_config
 
 
 @pytest.fixture(scope="session")
 def spec_27b() -> ModelSpec:
-    return ModelSpec.from_config(KNOWN["qwen3.8-27b"])
+    return spec_of(KNOWN["qwen3.8-27b"])
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +23,7 @@ def weights_27b(spec_27b: ModelSpec) -> WeightBytes:
 @pytest.fixture(scope="session")
 def spec_small() -> ModelSpec:
     """A hybrid of the size of the bundled model."""
-    return ModelSpec.from_config(SMALL)
+    return spec_of(SMALL)
 
 
 SMALL = {

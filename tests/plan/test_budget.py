@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import GB, cards, laptop
 
+from kakera.arch.registry import spec_of
+from kakera.arch.spec import ModelSpec
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.budget import cautions, draft, make_plan
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
-from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes
 from kakera.plan.weights import WeightBytes
 from kakera.target.devices import parse_bytes, resolve
@@ -206,7 +207,7 @@ def test_every_plan_fits_and_every_advised_option_makes_it_fit(
     from kakera.plan.known import KNOWN
     from kakera.plan.weights import from_config
 
-    spec = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
+    spec = spec_of(KNOWN["qwen3.8-27b"])
     weights = from_config(spec, KNOWN["qwen3.8-27b"])
     machine = cards(*sizes)
     asked = wishes(context=context, max_running=running, kv=kv, host_cache=cache)

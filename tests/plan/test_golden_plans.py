@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from machines import cards, laptop
 
+from kakera.arch.registry import spec_of
 from kakera.plan.budget import draft
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.plan.speed import predict
 from kakera.plan.weights import CPU_LINEAR_BYTES, from_config
 from kakera.target.devices import Machine
@@ -48,7 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def found(config: dict[str, Any], machine: Machine, wishes: Wishes) -> list[Any]:
     """Sizes of the plan, what is left of both memories, bytes of each row by name, and predicted speeds."""
-    spec = ModelSpec.from_config(config)
+    spec = spec_of(config)
     weights = from_config(spec, config)
     made = draft(spec, wishes, machine, weights)
     plan, speed = made.plan, predict(made.plan, machine, weights)

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kakera.arch.registry import spec_of
 from kakera.cache.host import CacheSizes, HostBudget
 from kakera.plan.budget import cautions, make_plan
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes, fitting
 from kakera.plan.weights import from_config
 from kakera.target.devices import Device, Machine
@@ -23,7 +23,7 @@ CARD = Machine(CUDA, (Device("a card", 32 * 2**30),), 64 * 2**30)
 
 
 def plan_27b(machine: Machine = CARD, **wishes) -> Plan:
-    spec = ModelSpec.from_config(KNOWN["qwen3.8-27b"])
+    spec = spec_of(KNOWN["qwen3.8-27b"])
     return make_plan(spec, Wishes(gpus="auto", **wishes), machine, from_config(spec, KNOWN["qwen3.8-27b"]))
 
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.arch.registry import spec_of
 from kakera.errors import UsageError
-from kakera.plan.spec import ModelSpec
-from kakera.quantize.recipe import Recipe, coded_weights, kind_of
+from kakera.quantize.recipe import Recipe, kinds_of
 
-QWEN_27B = ModelSpec.from_config(
+QWEN_27B = spec_of(
     {
         "model_type": "qwen3_5_text",
         "vocab_size": 248320,
@@ -29,7 +29,7 @@ QWEN_27B = ModelSpec.from_config(
 
 
 def test_coded_weights_of_the_27b_are_those_of_the_published_file():
-    assert sum(coded_weights(QWEN_27B).values()) == 24_326_963_200
+    assert sum(QWEN_27B.kinds.values()) == 24_326_963_200
 
 
 @settings(max_examples=60, deadline=None)
@@ -43,7 +43,7 @@ def test_the_mean_rate_is_close_below_what_was_asked_for(bits, format):
 @given(st.floats(1, 8))
 def test_exl3_rates_differ_by_at_most_one_bit_between_kinds(bits):
     recipe = Recipe.for_bits("exl3", bits, QWEN_27B)
-    layers = [recipe.bits[kind] for kind in coded_weights(QWEN_27B)]
+    layers = [recipe.bits[kind.name] for kind in QWEN_27B.kinds]
     assert max(layers) - min(layers) <= 1
     assert recipe.mean_bits(QWEN_27B) <= bits + 1e-9
 
@@ -78,7 +78,7 @@ def test_other_refusals_say_why():
     with pytest.raises(UsageError, match="head as int8"):
         Recipe.for_bits("escha", 2, QWEN_27B, head_bits=3)
     with pytest.raises(UsageError, match=r"unknown kinds.*mlp\.gait"):
-        Recipe("exl3", {"mlp.gait": 2})
+        Recipe.for_bits("exl3", 2, QWEN_27B, overrides={"mlp.gait": 2})
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_other_refusals_say_why():
     ],
 )
 def test_kinds_of_modules(module, kind):
-    assert kind_of(module) == kind
+    assert kinds_of(QWEN_27B).get(module) == kind

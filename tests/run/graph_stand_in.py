@@ -16,12 +16,13 @@ from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.kv.batch import Batch, Span
 from kakera.plan.plan import Plan
+from kakera.plan.sizes import checkpoint_parts
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run import graphs
 from kakera.run.engine import LocalEngine
 from kakera.run.graphs import DecodeGraphs, ForwardOutput, _Captured
 from kakera.run.pinned_store import PinnedStore, pinned_segments
-from kakera.run.store import STATE_DTYPES, CheckpointShape
+from kakera.run.store import CheckpointShape
 from kakera.schedule.scheduler import Scheduler
 from kakera.target.target import CUDA
 
@@ -118,7 +119,7 @@ def with_late_store(world: World, plan: Plan, places: int = 2) -> LateSide:
     """Give the world a GPU's store, whose copies come as late as they may."""
     in_blocks(world, plan)
     runner, side = world.runner, LateSide()
-    shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], torch.float32, runner.device)
+    shape = CheckpointShape(checkpoint_parts(plan.spec, plan.kv, plan.state_dtype, plan.target), runner.device)
     sizes = StoreSizes.of_plan(replace(plan, target=CUDA))
     segments_SB = pinned_segments(sizes, lambda done, of: None)
     runner.store = PinnedStore(shape, runner.kv.store, runner.states, sizes, segments_SB, places, side)  # type: ignore[arg-type]

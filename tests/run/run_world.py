@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kakera.arch.registry import load_spec
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.contract.step import SamplingInput, Segment
 from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import WeightBytes, from_checkpoint
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
@@ -31,7 +31,7 @@ MACHINE = Machine(CPU, (Device("cpu", 16 * 10**9),), 16 * 10**9)
 
 def tiny_plan(directory: Path, kv: str = "int2", **changes: Any) -> Plan:
     """A plan for the tiny model; `changes` replace fields of it (pages, slots, chunk, host_cache, context)."""
-    spec = ModelSpec.load(directory)
+    spec = load_spec(directory)
     wishes = Wishes(
         context=2048,
         max_running=8,

@@ -98,7 +98,7 @@ def test_behind_drafts_that_were_refused_a_slot_holds_what_it_does_behind_the_to
             for row, found in zip(plan.decode, result.rows, strict=False):
                 end = row.start + len(found.tokens)
                 pages = world.runner.kv.store.read_pages(world.runner.tables.of(row))
-                states = [live[:, row.slot].clone() for live in world.runner._live()]
+                states = [live.clone() for live in world.runner.states.of(row.slot)]
                 slots.append((end, [*states, *(page[:, : end // 64] for page in pages)]))
             return result
 

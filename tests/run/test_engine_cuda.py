@@ -14,13 +14,13 @@ import kakera
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.contract.step import Drop
 from kakera.evaluate.data import load_cases
-from kakera.evaluate.session import open_reader, plan_for
+from kakera.evaluate.session import open_reader
 from kakera.evaluate.suites import run_suite
+from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
-from kakera.run.store import tensors_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 DATA = Path(kakera.__file__).parent / "data"
@@ -132,14 +132,14 @@ def test_a_checkpoint_from_the_host_is_what_the_device_had():
         kv.save_window(0, checkpoint)
         store.keep_checkpoint(1000 + number, checkpoint)
         store.keep_sink(1000 + number, 0)
-        went.append([*(tensor.clone() for tensor in tensors_of(checkpoint)[:-1]), kv.save_sink(0)])
+        went.append([*(tensor.clone() for tensor in [*checkpoint.parts.values()][:-1]), kv.save_sink(0)])
     for number in reversed(range(6)):
         store.load(1 + number, 1000 + number, 1000 + number)
         store.arrive()
         found = store.new_checkpoint(640)
         states.save(1 + number, found)
         kv.save_window(1 + number, found)
-        came = [*tensors_of(found)[:-1], kv.save_sink(1 + number)]
+        came = [*[*found.parts.values()][:-1], kv.save_sink(1 + number)]
         assert all(torch.equal(a, b) for a, b in zip(came, went[number], strict=True))
     store.drop(Drop(tuple(range(1000, 1006)), tuple(range(1000, 1006))))
 

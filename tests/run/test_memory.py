@@ -5,8 +5,9 @@ import torch
 from run_world import CODECS, World, ask, tiny_plan, tokens_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kakera.plan.sizes import HEAD_PIECE_ROWS, checkpoint_bytes
-from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore
+from kakera.plan.sizes import HEAD_PIECE_ROWS, checkpoint_bytes, checkpoint_parts
+from kakera.run.store import CheckpointShape, HostStore
+from kakera.target.target import CUDA
 
 
 def row(plan, name):
@@ -52,10 +53,10 @@ def test_pages_windows_and_states_take_what_the_plan_says(tiny_model, kv):
 def test_a_checkpoint_of_a_gpu_takes_what_the_plan_says(tiny_model, kv, state_dtype):
     """The same record with 16-bit activations; where its tensors lie does not change their size."""
     plan = tiny_plan(tiny_model, kv)
-    shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[state_dtype], torch.bfloat16, torch.device("cpu"))
+    shape = CheckpointShape(checkpoint_parts(plan.spec, plan.kv, state_dtype, CUDA), torch.device("cpu"))
     store = HostStore(shape, None, None)
     store.keep_checkpoint(0, shape.empty(64))
-    assert store.bytes() == checkpoint_bytes(plan.spec, plan.kv, state_dtype, "cuda")
+    assert store.bytes() == checkpoint_bytes(plan.spec, plan.kv, state_dtype, CUDA)
 
 
 def test_a_host_budget_of_nothing_keeps_nothing(tiny_model):

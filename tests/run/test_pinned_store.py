@@ -29,7 +29,6 @@ from kakera.plan import store_sizes
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run import pinned_store
 from kakera.run.pinned_store import pinned_segments
-from kakera.run.store import tensors_of
 from kakera.target.target import CUDA
 
 POSITION = 320  # its window wraps in the ring
@@ -203,5 +202,5 @@ def test_checkpoints_fit_into_their_blocks(tiny_model):
         world = World.build(tiny_model, codec, pages=16, slots=3)
         with_late_store(world, tiny_plan(tiny_model, codec, pages=16, slots=3))
         for place in world.runner.store._places:
-            ends = [t.storage_offset() * t.element_size() + t.nbytes for t in tensors_of(place.checkpoint)]
+            ends = [t.storage_offset() * t.element_size() + t.nbytes for t in place.checkpoint.parts.values()]
             assert max(ends) <= world.runner.store._sizes.checkpoint * world.runner.store._sizes.block

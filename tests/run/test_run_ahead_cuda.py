@@ -15,13 +15,13 @@ from test_run_ahead import END, POISON, Ask, play
 from torch import Tensor
 
 import kakera
+from kakera.arch.spec import ModelSpec
 from kakera.cache.host import CacheSizes
 from kakera.contract.events import Finished, Tokens
-from kakera.evaluate.session import plan_for
 from kakera.kv.rotation import Frame, Rotation
 from kakera.model.linear import EmbeddingMap
+from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.run.build import build_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import pytest
 from live_server import MINI, Live
 
+from kakera.arch.registry import load_spec
 from kakera.plan import weights
 from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CPU
 
@@ -59,7 +59,7 @@ def page(browser) -> Iterator[playwright.Page]:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    spec = ModelSpec.load(MINI)
+    spec = load_spec(MINI)
     machine = Machine(CPU, (Device("cpu", 32 * 10**9),), 32 * 10**9)
     return make_plan(spec, Wishes(context=8192), machine, weights.from_checkpoint(MINI, spec))
 

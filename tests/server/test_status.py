@@ -10,11 +10,11 @@ import pynvml
 import pytest
 from live_server import MINI
 
+from kakera.arch.registry import load_spec
 from kakera.contract.events import EngineStats
 from kakera.plan import weights
 from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.server.memory_map import bars
 from kakera.server.page_routes import DIRECTORY
 from kakera.server.sensors import CardReading, Reading, Sensors
@@ -25,7 +25,7 @@ GB = 10**9
 
 
 def plan_of(*devices: Device, target: Target = CUDA) -> Plan:
-    spec = ModelSpec.load(MINI)
+    spec = load_spec(MINI)
     machine = Machine(target, devices, 32 * GB, 0)
     return make_plan(spec, Wishes(context=8192), machine, weights.from_checkpoint(MINI, spec))
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from kakera.arch.registry import load_spec
 from kakera.bench.figure import Figure
 from kakera.bench.server import ServerProcess, flags
 from kakera.bench.text import Prose
@@ -17,7 +18,6 @@ from kakera.errors import EngineDied, UsageError
 from kakera.plan.budget import draft
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
-from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_checkpoint
 from kakera.target.devices import resolve
 from tools.soak import Report, Soak, app
@@ -176,7 +176,7 @@ def test_cut_streams_and_errors_within_are_faults(path):
 
 def at_the_ceiling(model, wishes):
     """The same wishes on a machine with memory for one full request and no page more."""
-    spec = ModelSpec.load(model)
+    spec = load_spec(model)
     need = draft(spec, wishes, resolve("cpu:1TB"), from_checkpoint(model, spec)).need
     return replace(wishes, gpus=f"cpu:{need + margin(need)}")
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from kakera.arch.spec import QWEN_NAMES
 from kakera.errors import CheckpointError
 from kakera.weights import trellis
-from kakera.weights.checkpoint import Checkpoint, canonical_name
+from kakera.weights.checkpoint import Checkpoint
 
 CONFIG = {
     "model_type": "qwen3_5_text",
@@ -82,7 +83,7 @@ def test_plain_weights_in_every_dtype(tmp_path, dtype):
     ],
 )
 def test_names_lose_the_multimodal_wrapper(stored, canonical):
-    assert canonical_name(stored) == canonical
+    assert QWEN_NAMES.canonical(stored) == canonical
 
 
 def test_int8_rows_round_to_half_once(tmp_path):
@@ -202,7 +203,7 @@ def test_damaged_files_are_refused(tmp_path):
     whole = path.read_bytes()
     for length in (len(whole) - 1, 40, 3, 0):
         path.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors.*cut off"):
             Checkpoint.open(path.parent)
     path.write_bytes(whole[:8] + b"x" + whole[9:])
     with pytest.raises(CheckpointError, match="malformed safetensors header"):

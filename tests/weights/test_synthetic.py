@@ -8,33 +8,33 @@ import pytest
 import torch
 from test_published import PAYLOAD_BYTES, published
 
+from kakera.arch.registry import spec_of
+from kakera.arch.spec import QWEN_NAMES
 from kakera.errors import CheckpointError
 from kakera.evaluate.session import open_forced
-from kakera.model.parameters import parameters
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Wishes
-from kakera.plan.spec import ModelSpec
-from kakera.plan.weights import RANDOM_WEIGHTS, TensorInfo, from_checkpoint, from_config, from_tensors
-from kakera.weights.checkpoint import Checkpoint, canonical_name
+from kakera.plan.weights import RANDOM_WEIGHTS, from_checkpoint, from_config, from_tensors
+from kakera.weights.checkpoint import Checkpoint
 from kakera.weights.synthetic import RandomTensor, random_tensors
 from random_model import ESCHA, write_config
 
 
 def tensors(config: dict, seed: int = 0) -> list[RandomTensor]:
-    return random_tensors(ModelSpec.from_config(config), {**config, RANDOM_WEIGHTS: seed}, Path("nowhere"))
+    return random_tensors(spec_of(config), {**config, RANDOM_WEIGHTS: seed}, Path("nowhere"))
 
 
 def test_the_27b_has_the_published_tensors_and_not_a_byte_more():
     found = tensors(KNOWN["qwen3.8-27b"])
-    assert {t.name: (t.dtype, t.shape) for t in found} == {canonical_name(n): t for n, t in published().items()}
+    assert {t.name: (t.dtype, t.shape) for t in found} == {QWEN_NAMES.canonical(n): t for n, t in published().items()}
     assert sum(t.bytes for t in found) == PAYLOAD_BYTES
 
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_a_plan_counts_for_a_known_name_is_what_is_made(name):
-    spec = ModelSpec.from_config(KNOWN[name])
+    spec = spec_of(KNOWN[name])
     planned = from_config(spec, KNOWN[name])
-    made = from_tensors([TensorInfo(t.name, t.dtype, t.shape, t.bytes) for t in tensors(KNOWN[name])], spec, "")
+    made = from_tensors(tensors(KNOWN[name]), spec, "")
     assert (made.coded, made.embedding, made.decoded) == (planned.coded, planned.embedding, planned.decoded)
 
 
@@ -53,7 +53,7 @@ def test_the_same_seed_and_name_give_the_same_numbers():
 def test_a_checkpoint_takes_them_for_stored_ones(tmp_path, changes):
     directory = write_config(tmp_path / "m", **changes, random_weights=3)
     checkpoint = Checkpoint.open(directory)
-    shapes = parameters(checkpoint.spec)
+    shapes = {name: tensor.shape for name, tensor in checkpoint.spec.tensors().items()}
     checkpoint.check_complete(shapes)
     name = "model.layers.3.mlp.down_proj"
     weight_OI = checkpoint.linear(name, *shapes[name])
@@ -74,8 +74,8 @@ def test_64_layers_keep_activations_near_1_and_remember_for_a_sensible_while(tmp
     states_LSVKD = forced.states.state_LSVKD
     assert states_LSVKD.isfinite().all()
     assert 1e-3 < states_LSVKD.std().item() < 10
-    rates = torch.cat([layer.mixer.rate_V for layer in forced.model.weights.layers if hasattr(layer.mixer, "rate_V")])
-    biases = torch.cat([la.mixer.dt_bias_V for la in forced.model.weights.layers if hasattr(la.mixer, "rate_V")])
+    gdn = [site.block for layer in forced.model.weights.layers for site in layer if site.kind == "gdn"]
+    rates, biases = torch.cat([block.rate_V for block in gdn]), torch.cat([block.dt_bias_V for block in gdn])
     decays = (rates * torch.nn.functional.softplus(biases)).exp()
     assert 0.1 < decays.min().item() < 0.6 < 0.99 < decays.max().item() < 1
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from kakera.arch.spec import ModelSpec
 from kakera.bench import attention_prefill
 from kakera.bench.attention_prefill import WINDOW, Prefill
 from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
@@ -21,7 +22,6 @@ from kakera.kv.gpu.write import Places, write_rows
 from kakera.ops.heads import ProjectedHeads
 from kakera.ops.rotary import Rotary
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 
 DECODE = ((8192, 1, 1), (32768, 1, 1), (131072, 1, 1), (262144, 1, 1), (131072, 8, 1), (262144, 8, 1))
 MORE_DECODE = ((8192, 32, 1), (131072, 1, 4))  # context, rows, query tokens a row

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from kakera.arch.registry import load_spec
 from kakera.bench.engine import EngineBench
 from kakera.bench.figure import Figure
 from kakera.bench.quantiles import milliseconds
@@ -18,7 +19,6 @@ from kakera.evaluate.windows import cut_held_out
 from kakera.kv.cache import KVCache
 from kakera.plan.budget import kv_format
 from kakera.plan.plan import Wishes
-from kakera.plan.spec import ModelSpec
 from kakera.text.tokenizer import Tokenizer
 
 WINDOW = 2048
@@ -30,7 +30,7 @@ PROBE_PAGES = 64
 
 def kv_bytes(directory: Path, wishes: Wishes) -> list[Figure]:
     """Bytes of a token in really allocated page pools."""
-    spec = ModelSpec.load(directory)
+    spec = load_spec(directory)
     caches = {
         codec: KVCache(spec, kv_format(spec, replace(wishes, kv=codec)), PROBE_PAGES, 1) for codec in ("int2", "bf16")
     }
@@ -79,7 +79,7 @@ def _lost(size: str, base: Group, tested: Group) -> Figure:
 
 def decode_speed(directory: Path, wishes: Wishes) -> list[Figure]:
     engine = open_engine(directory, replace(wishes, kv="int2"))
-    bench = EngineBench(engine, ModelSpec.load(directory).vocab)
+    bench = EngineBench(engine, load_spec(directory).vocab)
     found = bench.decode(DECODE_CONTEXT, 1, DECODE_STEPS)
     note = f"a step takes {milliseconds(found.step.p50)} ms, p95 {milliseconds(found.step.p95)}"
     name = f"decode, int2, {DECODE_CONTEXT:,} tokens of context"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from rich.table import Table
 
+from kakera.arch.blocks import GdnSpec
+from kakera.arch.spec import ModelSpec
 from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
 from kakera.bench.tables import right_aligned
 from kakera.errors import UsageError
 from kakera.ops.gdn_step import StepRows, gdn_step
-from kakera.plan.spec import GdnSpec, ModelSpec
 from kakera.target import kernels
 
 ROWS = (1, 4, 8, 32)
@@ -72,7 +73,7 @@ def measure(spec: ModelSpec, ranks: int, tell: Tell) -> GdnBench:
         raise UsageError(
             "there are no Gated DeltaNet kernels for this model: heads of 128 channels and 4 taps have some"
         )
-    gdn = replace(spec.gdn, k_heads=spec.gdn.k_heads // ranks, v_heads=spec.gdn.v_heads // ranks)
+    gdn = spec.gdn.of_rank(0, ranks)
     copy = copy_bytes_per_second()
     steps, scans = [], []
     for rows in ROWS:

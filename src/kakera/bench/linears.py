@@ -9,14 +9,20 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kakera.arch.shard import of_rank
+from kakera.arch.spec import ModelSpec
+from kakera.arch.tensors import Tensor as Declared
 from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
 from kakera.ops.int8 import int8_linear
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.sizes import DECODED_BYTES
-from kakera.plan.spec import ModelSpec
 from kakera.weights.coded import CodedLinear
 
-BITS = {"up": 3, "down": 3}  # Escha's rates; 2 for the rest
+FUSED: dict[str, dict[str, tuple[str, ...]]] = {  # linears that are launched together, by kind of block
+    "gdn": {"qkv|z": ("in_proj_qkv", "in_proj_z"), "gdn out": ("out_proj",)},
+    "full": {"q|k|v": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",)},
+    "swiglu": {"gate|up": ("gate_proj", "up_proj"), "down": ("down_proj",)},
+}
 LONG_ROWS = 1024  # from here on a card is bound by its power: measured rested too
 REST_SECONDS = 0.1
 Tell = Callable[[str], None]
@@ -73,24 +79,18 @@ class LinearBench:
 
 def groups(spec: ModelSpec, ranks: int = 1) -> list[Group]:
     """The coded linears of a model as they are launched, split over `ranks` cards."""
-
-    def group(name: str, count: int, inputs: int, **outputs: int) -> Group:
-        return Group(name, count, inputs, tuple(outputs.values()), tuple(BITS.get(part, 2) for part in outputs))
-
-    hidden, inner, full = spec.hidden, spec.intermediate // ranks, len(spec.full_layers)
-    query, kv = spec.heads * spec.head_dim // ranks, spec.kv_heads * spec.head_dim // ranks
-    found = [
-        group("q|k|v", full, hidden, q=query * (2 if spec.gated else 1), k=kv, v=kv),
-        group("o", full, query, o=hidden),
-        group("gate|up", len(spec.layers), hidden, gate=inner, up=inner),
-        group("down", len(spec.layers), inner, down=hidden),
-    ]
-    if spec.gdn is not None:
-        value = spec.gdn.v_heads * spec.gdn.v_dim // ranks
-        gdn = len(spec.gdn_layers)
-        found.insert(0, group("qkv|z", gdn, hidden, qkv=spec.gdn.conv_channels // ranks, z=value))
-        found.insert(1, group("gdn out", gdn, value, out=hidden))
+    found = []
+    for kind, fused in FUSED.items():
+        own = [layer.block(kind) for layer in of_rank(spec, 0, ranks).layers]
+        if blocks := [block for block in own if block is not None]:
+            tensors = {tensor.name: tensor for tensor in blocks[0].tensors(spec.hidden)}
+            found += [_group(name, len(blocks), [tensors[part] for part in parts]) for name, parts in fused.items()]
     return found
+
+
+def _group(name: str, count: int, parts: Sequence[Declared]) -> Group:
+    bits = tuple(part.kind.escha for part in parts if part.kind is not None)
+    return Group(name, count, parts[0].shape[1], tuple(part.shape[0] for part in parts), bits)
 
 
 def measure(spec: ModelSpec, rows: Sequence[int], ranks: int, tell: Tell, head: bool = True) -> LinearBench:

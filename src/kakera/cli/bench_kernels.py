@@ -12,7 +12,7 @@ from kakera.cli.bench_common import PlotOption, numbers, show, waiting
 from kakera.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from kakera.plan.spec import ModelSpec
+    from kakera.arch.spec import ModelSpec
 
 KINDS = ("linear", "attention", "gdn")
 

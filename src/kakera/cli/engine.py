@@ -11,7 +11,6 @@ from kakera.plan.plan import Wishes
 
 if TYPE_CHECKING:
     from kakera.plan.plan import Plan
-    from kakera.plan.speed import Speed
     from kakera.run.engine import LocalEngine
     from kakera.server.model import ServedModel
     from kakera.service.limits import Bounds
@@ -26,19 +25,6 @@ if TYPE_CHECKING:
         def __call__(self) -> LocalEngine: ...
 
 
-def plan_for(model: Model, wishes: Wishes, machine: Machine) -> tuple[Plan, Speed]:
-    """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
-    from kakera.plan import weights
-    from kakera.plan.budget import make_plan
-    from kakera.plan.spec import ModelSpec
-    from kakera.plan.speed import predict
-
-    spec = ModelSpec.load(model.path)
-    sizes = weights.from_checkpoint(model.path, spec)
-    plan = make_plan(spec, wishes, machine, sizes)
-    return plan, predict(plan, machine, sizes)
-
-
 def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Recipe:
     """How to build the engine. `say` gets the plan's sum and its warnings, one line each. Raises PlanRefused."""
     if model.scripted:
@@ -47,12 +33,13 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
         return ScriptedRecipe(model.path)
     from kakera.cli.last_plan import compare_with_last
     from kakera.plan.budget import cautions
+    from kakera.plan.model_plan import plan_and_speed
     from kakera.plan.table import summary
     from kakera.run.recipe import EngineRecipe
     from kakera.target.devices import resolve_to_compute
 
     machine = resolve_to_compute(wishes.gpus)
-    plan, _ = plan_for(model, wishes, machine)
+    plan, _ = plan_and_speed(model.path, wishes, machine)
     say(summary(plan))
     for caution in (*cautions(plan, machine), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
@@ -73,19 +60,21 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
 
 def stall_limit_for(model: Model, wishes: Wishes, machine: Machine) -> float:
     """Seconds without progress after which the engine hangs."""
+    from kakera.plan.model_plan import plan_and_speed
     from kakera.service.limits import STALL_LEAST, stall_seconds
 
-    return STALL_LEAST if model.scripted else stall_seconds(*plan_for(model, wishes, machine))
+    return STALL_LEAST if model.scripted else stall_seconds(*plan_and_speed(model.path, wishes, machine))
 
 
 def bounds_for(model: Model, wishes: Wishes) -> Bounds:
     """Seconds and bytes of a service with this model. Raises PlanRefused."""
+    from kakera.plan.model_plan import plan_and_speed
     from kakera.service.limits import SCRIPTED_BOUNDS, bounds, file_bytes
     from kakera.target.devices import resolve_to_compute
 
     if model.scripted:
         return SCRIPTED_BOUNDS
-    return bounds(*plan_for(model, wishes, resolve_to_compute(wishes.gpus)), file_bytes(model.path))
+    return bounds(*plan_and_speed(model.path, wishes, resolve_to_compute(wishes.gpus)), file_bytes(model.path))
 
 
 def served_model(model: Model, name: str | None = None) -> ServedModel:

@@ -12,7 +12,7 @@ import typer
 from kakera.cli.options import JsonOption, ModelArgument
 
 if TYPE_CHECKING:
-    from kakera.plan.spec import ModelSpec
+    from kakera.arch.spec import ModelSpec
     from kakera.weights.checkpoint import Entry
 
 
@@ -85,6 +85,7 @@ def summarise(spec: ModelSpec, entries: list[Entry]) -> dict[str, Any]:
     """Figures that decide what a card must hold."""
     from kakera.plan.kv_format import KvFormat
     from kakera.plan.sizes import checkpoint_bytes, live_state_bytes
+    from kakera.target.target import CPU, CUDA
 
     int2 = KvFormat("int2", group=min(256, spec.head_dim))
     values = sum(math.prod(e.shape) for e in entries)
@@ -94,15 +95,15 @@ def summarise(spec: ModelSpec, entries: list[Entry]) -> dict[str, Any]:
         "parameters": values,
         "bytes": total,
         "bits_per_weight": round(8 * total / max(1, values), 3),
-        "layers": {"gdn": len(spec.gdn_layers), "full": len(spec.full_layers), "mtp": spec.mtp_layers},
+        "layers": {"gdn": len(spec.gdn_layers), "full": len(spec.full_layers), "mtp": spec.draft_layers},
         "heads": {"query": spec.heads, "kv": spec.kv_heads, "head_dim": spec.head_dim},
         "vocab": spec.vocab,
         "max_positions": spec.max_positions,
         "kv_bytes_per_token": {"bf16": KvFormat("bf16").token_bytes(spec), "int2": int2.token_bytes(spec)},
-        "live_state_bytes": live_state_bytes(spec, "cpu"),
+        "live_state_bytes": live_state_bytes(spec, CPU),
         "checkpoint_bytes": {
-            "fp32": checkpoint_bytes(spec, int2, "fp32", "cpu"),
-            "fp16": checkpoint_bytes(spec, int2, "fp16", "cuda"),
+            "fp32": checkpoint_bytes(spec, int2, "fp32", CPU),
+            "fp16": checkpoint_bytes(spec, int2, "fp16", CUDA),
         },
     }
 

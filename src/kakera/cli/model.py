@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from kakera.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
-    from kakera.plan.spec import ModelSpec
+    from kakera.arch.spec import ModelSpec
     from kakera.plan.weights import WeightBytes
 
 BUNDLED = Path(__file__).resolve().parent.parent / "data" / "mini"
@@ -64,20 +64,20 @@ def resolve_model(name: str) -> Model:
 
 def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
     """What a plan needs, without downloading weights: only headers are read, or the config of a well-known name."""
+    from kakera.arch.registry import load_spec, spec_of
     from kakera.plan import weights
     from kakera.plan.known import KNOWN
-    from kakera.plan.spec import ModelSpec
 
     if name.startswith(SCRIPTED):
         raise UsageError("a scripted model has no weights and needs no plan")
     if name in KNOWN or name.startswith(SPEC):
         config = _config_of(name.removeprefix(SPEC))
-        spec = ModelSpec.from_config(config)
+        spec = spec_of(config)
         return spec, weights.from_config(spec, config)
     path = BUNDLED if name == "mini" else Path(name).expanduser()
     if not path.is_dir():
         return _remote_shape(_repo_id(name))
-    spec = ModelSpec.load(path)
+    spec = load_spec(path)
     if any(path.glob("*.safetensors*")):
         return spec, weights.from_checkpoint(path, spec)
     return spec, weights.from_config(spec, json.loads((path / "config.json").read_text()))
@@ -85,8 +85,8 @@ def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
 
 def _config_of(shape: str) -> dict[str, Any]:
     """Config of a well-known model, or of a directory, which needs nothing else. Raises UsageError."""
+    from kakera.arch.stored import read_config
     from kakera.plan.known import KNOWN
-    from kakera.plan.weights import read_config
 
     config = KNOWN.get(shape) or read_config(Path(shape).expanduser())
     if not config:
@@ -96,7 +96,7 @@ def _config_of(shape: str) -> dict[str, Any]:
 
 def _complete(path: Path) -> Path:
     """Name every missing file at once: a model without its tokenizer would start and answer nonsense."""
-    from kakera.plan.weights import checkpoint_files
+    from kakera.arch.stored import checkpoint_files
 
     missing = [file for file in _NEEDED if not (path / file).is_file()]
     if missing:
@@ -144,8 +144,9 @@ def _remote_shape(repo: str) -> tuple[ModelSpec, WeightBytes]:
     from huggingface_hub import get_safetensors_metadata, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    from kakera.plan.spec import ModelSpec
-    from kakera.plan.weights import TensorInfo, from_tensors
+    from kakera.arch.registry import spec_of
+    from kakera.arch.stored import TensorHeader
+    from kakera.plan.weights import from_tensors
 
     if (reason := _unreachable(repo)) is not None:
         raise CheckpointError(_why(repo, reason))
@@ -154,11 +155,12 @@ def _remote_shape(repo: str) -> tuple[ModelSpec, WeightBytes]:
         files = get_safetensors_metadata(repo).files_metadata.values()
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(_why(repo, error)) from None
-    spec = ModelSpec.from_config(config)
+    spec = spec_of(config)
     tensors = [
-        TensorInfo(name, t.dtype, tuple(t.shape), t.data_offsets[1] - t.data_offsets[0])
+        TensorHeader(name, Path(repo), t.dtype, tuple(t.shape), begin, end - begin)
         for file in files
         for name, t in file.tensors.items()
+        for begin, end in [t.data_offsets]
     ]
     return spec, from_tensors(tensors, spec, f"{len(tensors)} tensors of {repo} (headers only, nothing downloaded)")
 

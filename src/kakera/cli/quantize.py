@@ -24,8 +24,8 @@ def quantize(
     as_json: JsonOption = False,
 ) -> None:
     """Quantise a checkpoint to trellis codes. An interrupted run resumes; the same input gives the same bytes."""
+    from kakera.arch.registry import load_spec
     from kakera.errors import UsageError
-    from kakera.plan.spec import ModelSpec
     from kakera.quantize.convert import quantize_checkpoint
     from kakera.quantize.progress import console_progress
     from kakera.quantize.recipe import ALLOWED_BITS, Format, Recipe
@@ -34,7 +34,7 @@ def quantize(
     if format not in ALLOWED_BITS:
         raise UsageError(f"--format {format}: choose {' or '.join(ALLOWED_BITS)}")
     where = device_called(device)
-    spec = ModelSpec.load(source)
+    spec = load_spec(source)
     overrides = dict(_kind_bits(item) for item in kind_bits or [])
     recipe = Recipe.for_bits(cast("Format", format), bits, spec, head_bits=head_bits, overrides=overrides, seed=seed)
     with console_progress() as progress:

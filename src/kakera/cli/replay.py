@@ -31,15 +31,14 @@ def replay(
 
     from rich.progress import Progress
 
-    from kakera.cli.engine import plan_for
     from kakera.cli.model import resolve_model
     from kakera.contract.recording import read_recording
     from kakera.errors import UsageError
+    from kakera.plan.model_plan import plan_for
     from kakera.plan.plan import Wishes
     from kakera.run.build import build_engine
     from kakera.run.replay import Replay
     from kakera.run.runner import TorchRunner
-    from kakera.target.devices import resolve_to_compute
 
     header, steps = read_recording(file)
     recorded = list(steps)
@@ -49,7 +48,7 @@ def replay(
         raise UsageError(f"{name}: a scripted model computes nothing that could be replayed")
     wishes = Wishes(**header.wishes)  # type: ignore[arg-type]
     wishes = replace(wishes, gpus=gpus) if gpus else wishes
-    plan, _ = plan_for(found, wishes, resolve_to_compute(wishes.gpus))
+    plan = plan_for(found.path, wishes)
     runner = build_engine(found.path, plan).runner
     assert isinstance(runner, TorchRunner)
     replay = Replay(runner, plan, header, [given for step in recorded for given in step.inputs], cold)

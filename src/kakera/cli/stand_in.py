@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kakera.arch.registry import spec_of
 from kakera.errors import UsageError
-from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import RANDOM_WEIGHTS
 
 BYTES = 256  # tokens without which not every text can be written
@@ -49,7 +49,7 @@ def cache_directory() -> Path:
 def write(directory: Path, config: dict[str, Any], bundled: Path, seed: int) -> None:
     """All files of a model but its weights. Raises CheckpointError for a config of no model that is known, UsageError
     for a vocabulary without room for all bytes."""
-    vocab = ModelSpec.from_config(config).vocab
+    vocab = spec_of(config).vocab
     tokenizer = stand_in(json.loads((bundled / "tokenizer.json").read_text(encoding="utf-8")), vocab)
     ids = {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
     pattern = json.loads((bundled / "tokenizer_config.json").read_text(encoding="utf-8"))

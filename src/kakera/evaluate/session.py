@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from kakera.arch.registry import load_spec
 from kakera.chat.template import ChatTemplate
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
@@ -14,21 +15,12 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.plan import weights
-from kakera.plan.budget import make_plan
-from kakera.plan.plan import Plan, Wishes
-from kakera.plan.spec import ModelSpec
+from kakera.plan.model_plan import plan_for
+from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine, check_cards
 from kakera.run.engine import LocalEngine
 from kakera.target.as_torch import DTYPES
-from kakera.target.devices import resolve_to_compute
 from kakera.text.tokenizer import Tokenizer
-
-
-def plan_for(directory: Path, wishes: Wishes) -> Plan:
-    """The plan that serving would make. Raises PlanRefused."""
-    spec = ModelSpec.load(directory)
-    return make_plan(spec, wishes, resolve_to_compute(wishes.gpus), weights.from_checkpoint(directory, spec))
 
 
 def open_engine(directory: Path, wishes: Wishes, *, escha_bias: bool = False) -> LocalEngine:
@@ -42,7 +34,7 @@ def open_reader(directory: Path) -> Reader:
     template = ChatTemplate.load(directory, tokenizer)
     if template is None:
         raise UsageError(f"{directory} has no chat template: it is a base model, only ppl and kld can measure it")
-    return Reader(tokenizer, template, ModelSpec.load(directory).eos)
+    return Reader(tokenizer, template, load_spec(directory).eos)
 
 
 def open_forced(

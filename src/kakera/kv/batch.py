@@ -6,7 +6,7 @@ L layers, S slots, P pages (see docs/architecture.md for the legend).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,21 +15,39 @@ from torch import Tensor
 
 @dataclass
 class CheckpointTensors:
-    """The recurrent state of one sequence after `position` tokens; layers fill in their part while they run.
+    """The state of one sequence after `position` tokens; layers fill in their part while they run. `parts`: the tensors
+    of a checkpoint's record (`arch/layout.py`), by name and in its order.
 
+    Those of the blocks that are here, None if the model has no such part:
     state_LVKD: [GDN layers, v_heads, k_dim, v_dim], float32 or float16
     conv_LCW: [GDN layers, taps - 1, conv channels], the pre-convolution qkv columns before `position`
     window_k, window_v: [full layers, R, kv_heads, 64, head_dim] in the window's dtype, pages position/64 - R ..
         position/64 - 1, rotated frame; pages before 0 are unused. None for codecs without a window.
-    hidden_H: the last post-norm hidden state (for MTP), [hidden]
+    hidden_H: what a draft layer takes of the last token, [its width]
     """
 
     position: int
-    state_LVKD: Tensor | None
-    conv_LCW: Tensor | None
-    window_k: Tensor | None
-    window_v: Tensor | None
-    hidden_H: Tensor | None
+    parts: Mapping[str, Tensor]
+
+    @property
+    def state_LVKD(self) -> Tensor | None:
+        return self.parts.get("state")
+
+    @property
+    def conv_LCW(self) -> Tensor | None:
+        return self.parts.get("conv")
+
+    @property
+    def window_k(self) -> Tensor | None:
+        return self.parts.get("window_k")
+
+    @property
+    def window_v(self) -> Tensor | None:
+        return self.parts.get("window_v")
+
+    @property
+    def hidden_H(self) -> Tensor | None:
+        return self.parts.get("hidden")
 
 
 @dataclass(frozen=True)

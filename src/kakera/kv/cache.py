@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
+from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import AttentionBackend
 from kakera.kv.plain.backend import PlainAttention
 from kakera.kv.rotation import Rotation
 from kakera.kv.store import DenseStore, Int2Store, KvBytes, create_store, storage_bytes
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 from kakera.target.as_torch import name_of, target_of
 from kakera.target.kernels import serves_attention
 

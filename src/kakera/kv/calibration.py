@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.kv.backend import Attention, AttentionPass
 from kakera.kv.batch import Batch
 from kakera.kv.rotation import Frame, Rotation, hadamard_matrix
 from kakera.ops.heads import ProjectedHeads
-from kakera.plan.spec import ModelSpec
 
 
 class Moments:

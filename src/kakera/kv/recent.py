@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.kv.batch import CheckpointTensors, Span
 from kakera.kv.codec import WINDOW_DTYPE
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 
 
 class RecentStore:

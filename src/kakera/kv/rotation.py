@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.errors import CheckpointError
-from kakera.plan.spec import ModelSpec
 
 ORTHOGONAL_TOLERANCE = 1e-3  # of R^T R - I; published fp32 files are at 3e-8, a bf16 copy at about 4e-3
 FILE_NAMES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}

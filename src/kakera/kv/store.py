@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.kv.batch import CheckpointTensors
@@ -20,7 +21,6 @@ from kakera.kv.codec import WINDOW_DTYPE
 from kakera.kv.recent import RecentStore
 from kakera.kv.rotation import Rotation
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
 
 DENSE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kakera.errors import CheckpointError
-from kakera.model.mixers.full import full_attention
-from kakera.model.mlp.dense import DenseMlp
+from kakera.kv.batch import Batch, Span
 from kakera.model.qwen3_5 import HybridModel
-from kakera.model.weights import AttentionWeights, MtpWeights
+from kakera.model.state import StatePool
+from kakera.model.weights import MtpWeights
 from kakera.ops.heads import ProjectedHeads
 from kakera.ops.norm import rms_norm
-from kakera.ops.rotary import Rotary
 
 
 @torch.inference_mode()
@@ -29,21 +28,23 @@ def draft_hidden(model: HybridModel, tokens_N: Tensor, hidden_NH: Tensor) -> Ten
     Raises CheckpointError if the model has no draft layer.
     """
     weights = model.weights.mtp
-    if weights is None:
+    if weights is None or model.draft is None:
         raise CheckpointError("this model directory has no multi-token prediction layer (mtp.* tensors)")
-    spec, eps = model.spec, model.spec.rms_eps
-    rotary = Rotary.at(torch.arange(len(tokens_N), device=tokens_N.device), spec.rotary_dim, spec.rope_theta)
-    x_NH = _pair(weights, model.weights.embedding(tokens_N), hidden_NH, eps)
-    layer = weights.layer
-    assert isinstance(layer.mixer, AttentionWeights)
-    normed_NH = rms_norm(x_NH, layer.input_scale_H, eps)
-    x_NH = x_NH + full_attention(layer.mixer, spec, normed_NH, rotary, _attend)
-    x_NH = x_NH + DenseMlp(layer.mlp)(rms_norm(x_NH, layer.post_scale_H, eps))
-    return rms_norm(x_NH, weights.scale_H, eps)
+    x_NH = _pair(weights, model.weights.embedding(tokens_N), hidden_NH, model.spec.rms_eps)
+    positions_N = torch.arange(len(tokens_N), device=tokens_N.device)
+    batch = Batch(tokens_N, positions_N, (), (Span(0, len(tokens_N), 0, 0, positions_N[:0]),), positions_N[:0])
+    states = StatePool(model.spec, 0, tokens_N.device)  # a draft layer has none
+    return model.draft.run(x_NH, batch, _WholeSequence(), states)
 
 
-def _attend(heads: ProjectedHeads) -> Tensor:
-    return heads.gated(causal_attention(*heads.turned()))
+class _WholeSequence:
+    """Attention over the batch itself, with nothing kept."""
+
+    def plan(self, batch: Batch) -> _WholeSequence:
+        return self
+
+    def run(self, layer: int, heads: ProjectedHeads) -> Tensor:
+        return heads.gated(causal_attention(*heads.turned()))
 
 
 def causal_attention(q_NQD: Tensor, k_NKD: Tensor, v_NKD: Tensor) -> Tensor:

@@ -1,25 +1,19 @@
-"""HybridModel: the text model of the Qwen3.5 family, and Qwen3 as its case without Gated DeltaNet and gates."""
+"""HybridModel: a declared text model, from a batch of spans to hidden states and logits."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention
 from kakera.kv.batch import Batch
-from kakera.model.blocks import Mixer, Mlp
-from kakera.model.mixers.full import FullAttention
-from kakera.model.mixers.gdn import GatedDeltaNet, core_for
-from kakera.model.mlp.dense import DenseMlp
+from kakera.model.load import Progress, load_weights
+from kakera.model.stack import Stack
 from kakera.model.state import StatePool
-from kakera.model.weights import AttentionWeights, GdnWeights, ModelWeights, Progress, load_weights
-from kakera.ops.fused import add_rms_norm
-from kakera.ops.norm import rms_norm
-from kakera.plan.spec import LayerKind, ModelSpec
-from kakera.target.as_torch import target_of
+from kakera.model.weights import ModelWeights
 from kakera.weights.checkpoint import Checkpoint
 
 
@@ -27,17 +21,15 @@ class HybridModel:
     def __init__(self, spec: ModelSpec, weights: ModelWeights):
         self.spec = spec
         self.weights = weights
-        self._mixers = _mixers(spec, weights)
-        self._layers = tuple(
-            _Layer(kind, spec.layers[:i].count(kind), DenseMlp(layer.mlp))
-            for i, (kind, layer) in enumerate(zip(spec.layers, weights.layers, strict=True))
-        )
+        table, mtp = weights.embedding, weights.mtp
+        self._layers = Stack(spec, weights.layers, weights.finish, table.device, table.dtype)
+        self.draft = Stack(spec, mtp.layers, mtp.finish, table.device, table.dtype) if mtp else None
 
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph can capture a pass of decode rows, as far as the model goes: plain operations ask the
         host here and there."""
-        return all(mixer.capturable for mixer in self._mixers.values())
+        return self._layers.capturable
 
     @staticmethod
     def load(
@@ -68,18 +60,7 @@ class HybridModel:
         On a CPU the values of prefill rows have the same bits whatever else is in the batch and wherever the prompt
         was cut (at multiples of 64).
         """
-        eps = self.spec.rms_eps
-        x_TH = self.weights.embedding(batch.tokens_T)
-        passes = {kind: mixer.plan(batch, attention, states) for kind, mixer in self._mixers.items()}
-        # each sum has its norm beside it, which on a GPU is one launch: the norm in front of the next block
-        scales = [scale for layer in self.weights.layers for scale in (layer.input_scale_H, layer.post_scale_H)]
-        scales.append(self.weights.scale_H)
-        normed_TH = rms_norm(x_TH, scales[0], eps)
-        for i, layer in enumerate(self._layers):
-            mixed_TH = passes[layer.kind].run(layer.number, normed_TH)
-            x_TH, normed_TH = add_rms_norm(x_TH, mixed_TH, scales[2 * i + 1], eps)
-            x_TH, normed_TH = add_rms_norm(x_TH, layer.mlp(normed_TH, batch.decode_tokens), scales[2 * i + 2], eps)
-        hidden_TH = normed_TH
+        hidden_TH = self._layers.run(self.weights.embedding(batch.tokens_T), batch, attention, states)
         _save_hidden(batch, hidden_TH)
         return hidden_TH
 
@@ -87,27 +68,6 @@ class HybridModel:
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """The head over post-norm hidden states: float32 [R, vocabulary], vocabulary contiguous."""
         return self.weights.head(hidden_RH, decode_tokens=len(hidden_RH)).float().contiguous()
-
-
-class _Layer(NamedTuple):
-    """`number` counts the layers of the kind."""
-
-    kind: LayerKind
-    number: int
-    mlp: Mlp
-
-
-def _mixers(spec: ModelSpec, weights: ModelWeights) -> dict[LayerKind, Mixer]:
-    """By kind of layer; which kernels compute them is decided here, once."""
-    mixers: dict[LayerKind, Mixer] = {}
-    mine = [layer.mixer for layer in weights.layers]
-    if gdn := [mixer for mixer in mine if isinstance(mixer, GdnWeights)]:
-        assert spec.gdn is not None
-        table = weights.embedding
-        mixers["gdn"] = GatedDeltaNet(gdn, core_for(spec.gdn, spec.rms_eps, target_of(table.device), table.dtype))
-    if full := [mixer for mixer in mine if isinstance(mixer, AttentionWeights)]:
-        mixers["full"] = FullAttention(spec, full)
-    return mixers
 
 
 def _save_hidden(batch: Batch, hidden_TH: Tensor) -> None:

@@ -6,15 +6,17 @@ they are stored (`kakera.model.coded`); what is stored plainly is fused as on a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import AttentionSpec
+from kakera.arch.spec import EMBEDDING, LM_HEAD
+from kakera.arch.tensors import Tensor as Declared
 from kakera.model.coded import CodedProjection, Int8Embedding, Int8Projection
 from kakera.model.linear import Embedding, EmbeddingMap, Linear, LinearMap, fused
-from kakera.model.parameters import Shapes
 from kakera.ops.int8 import COLUMN_STEP, ROW_STEP
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.sizes import decoded_bytes
@@ -24,26 +26,26 @@ from kakera.weights.checkpoint import Checkpoint
 from kakera.weights.coded import CodedLinear
 from kakera.weights.hadamard import BLOCK
 
-EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
 TRELLIS = ("escha", "exl3")
+Tensors = Mapping[str, Declared]  # by canonical name
 
 
 @dataclass(frozen=True)
 class LinearReader:
     checkpoint: Checkpoint
-    shapes: Shapes
+    tensors: Tensors
     dtype: torch.dtype
     device: torch.device
     kernels: bool  # False: decode everything
     scratch: TrellisScratch | None  # of the trellis kernels
 
     @staticmethod
-    def of(checkpoint: Checkpoint, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> LinearReader:
+    def of(checkpoint: Checkpoint, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> LinearReader:
         kernels = keeps_codes(target_of(device), name_of(dtype))
-        modules = [(name, s) for name, s in shapes.items() if len(s) == 2 and checkpoint.has(name)] if kernels else []
-        coded = [(s[0], s[1]) for name, s in modules if checkpoint.kind(name) in TRELLIS]
+        modules = [t for t in tensors.values() if t.role == "linear" and checkpoint.has(t.name)] if kernels else []
+        coded = [(t.shape[0], t.shape[1]) for t in modules if checkpoint.kind(t.name) in TRELLIS]
         scratch = TrellisScratch.allocate(coded, decoded_bytes(checkpoint.spec), device) if coded else None
-        return LinearReader(checkpoint, shapes, dtype, device, kernels, scratch)
+        return LinearReader(checkpoint, tensors, dtype, device, kernels, scratch)
 
     def projection(self, names: Sequence[str], tail: Sequence[str] = ()) -> LinearMap:
         """Linears that read the same input, as one; `tail`: small ones behind them, that no format codes."""
@@ -51,19 +53,18 @@ class LinearReader:
             return self._coded(parts, self._biases(names), tail)
         return fused([self.linear(name) for name in (*names, *tail)]).packed()
 
-    def attention_input(self, name: str) -> LinearMap:
+    def attention_input(self, name: str, block: AttentionSpec) -> LinearMap:
         """q | k | v, and behind them the output gate if the model has one, each head by head.
 
         With a gate q_proj holds, per head, head_dim rows of query, then head_dim rows of gate.
         """
-        spec = self.checkpoint.spec
         names = [f"{name}.{part}_proj" for part in "qkv"]
-        if not spec.gated:
+        if not block.gated:
             return self.projection(names)
-        rows = torch.arange(2 * spec.heads * spec.head_dim, device=self.device).view(spec.heads, 2, spec.head_dim)
+        rows = torch.arange(2 * block.heads * block.head_dim, device=self.device).view(block.heads, 2, -1)
         parts = self.coded(names)
         biases = self._biases(names)
-        if parts is not None and spec.head_dim % BLOCK == 0 and all(bias is None for bias in biases):
+        if parts is not None and block.head_dim % BLOCK == 0 and all(bias is None for bias in biases):
             query, gate = (parts[0].blocks(rows[:, i].flatten()[::BLOCK] // BLOCK) for i in range(2))
             return self._coded([query, *parts[1:], gate], [None], ())
         q, k, v = (self.linear(part) for part in names)
@@ -71,7 +72,7 @@ class LinearReader:
 
     def embedding_and_head(self) -> tuple[EmbeddingMap, LinearMap]:
         """One table for both if the model is tied."""
-        tied = self.checkpoint.spec.tied and not self.checkpoint.has(HEAD)
+        tied = self.tensors[LM_HEAD].alias != "" and not self.checkpoint.has(LM_HEAD)
         table = self._int8(EMBEDDING)
         if table is not None:
             embedding: EmbeddingMap = Int8Embedding(*table, self.dtype)
@@ -81,7 +82,7 @@ class LinearReader:
 
     def linear(self, name: str) -> Linear:
         """Decoded."""
-        out_channels, in_channels = self.shapes[name]
+        out_channels, in_channels = self.tensors[name].shape
         return Linear(
             self.checkpoint.linear(name, out_channels, in_channels, self.dtype, self.device), *self._biases([name])
         )
@@ -92,19 +93,19 @@ class LinearReader:
             return None
         found = []
         for name in names:
-            outputs, inputs = self.shapes[name]
+            outputs, inputs = self.tensors[name].shape
             found.append(self.checkpoint.coded(name, outputs, inputs, self.device))
         parts = [part for part in found if part is not None]
         return parts if len({part.codebook for part in parts}) == 1 else None
 
     def _head(self) -> LinearMap:
-        table = self._int8(HEAD)
-        return Int8Projection(*table) if table is not None else self.projection([HEAD])
+        table = self._int8(LM_HEAD)
+        return Int8Projection(*table) if table is not None else self.projection([LM_HEAD])
 
     def _int8(self, name: str) -> tuple[Tensor, Tensor] | None:
         if not self.kernels or self._biases([name]) != [None]:
             return None
-        rows, columns = self.shapes[name]
+        rows, columns = self.tensors[name].shape
         if rows % ROW_STEP or columns % COLUMN_STEP:  # decoded instead
             return None
         return self.checkpoint.int8_rows(name, rows, columns, self.device)
@@ -122,4 +123,4 @@ class LinearReader:
         return CodedProjection(TrellisLinear(tuple(parts)), self.scratch, plain, bias_O)
 
     def _biases(self, names: Sequence[str]) -> list[Tensor | None]:
-        return [self.checkpoint.bias(name, self.shapes[name][0], self.dtype, self.device) for name in names]
+        return [self.checkpoint.bias(name, self.tensors[name].shape[0], self.dtype, self.device) for name in names]

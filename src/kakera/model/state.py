@@ -5,41 +5,57 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.arch.layout import slot_record
+from kakera.arch.spec import ModelSpec
 from kakera.kv.batch import CheckpointTensors
-from kakera.plan.spec import ModelSpec
+from kakera.target.as_torch import DTYPES, activation_of
 
 
 class StatePool:
-    """state_LSVKD: float32 [GDN layers, slots, v_heads, k_dim, v_dim], never rounded while a request lives.
-    conv_LSWC: [GDN layers, slots, taps - 1, channels], the last qkv columns before the convolution, model dtype.
-    Both are empty for a model without Gated DeltaNet.
+    """`parts`: every state that the model's blocks declare for a slot, [layers, slots, ...] by name.
+
+    Gated DeltaNet's: state_LSVKD, float32 [GDN layers, slots, v_heads, k_dim, v_dim], never rounded while a request
+    lives; conv_LSWC [GDN layers, slots, taps - 1, channels], the last qkv columns before the convolution, model dtype.
+    Both are empty for a model without.
     """
 
     def __init__(
         self, spec: ModelSpec, slots: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ):
-        layers, gdn = len(spec.gdn_layers), spec.gdn
-        shape = (gdn.v_heads, gdn.k_dim, gdn.v_dim) if gdn else (0, 0, 0)
-        columns = (gdn.conv_taps - 1, gdn.conv_channels) if gdn else (0, 0)
-        self.state_LSVKD = torch.zeros(layers, slots, *shape, dtype=torch.float32, device=device)
-        self.conv_LSWC = torch.zeros(layers, slots, *columns, dtype=dtype, device=device)
+        self.parts = {
+            part.name: torch.zeros(part.shape[0], slots, *part.shape[1:], dtype=DTYPES[part.dtype], device=device)
+            for part in slot_record(spec, activation_of(dtype))
+        }
+        self._none = torch.zeros(0, slots, device=device)
+        self.device = self._none.device
+
+    @property
+    def state_LSVKD(self) -> Tensor:
+        return self.parts.get("state", self._none)
+
+    @property
+    def conv_LSWC(self) -> Tensor:
+        return self.parts.get("conv", self._none)
+
+    def of(self, slot: int) -> tuple[Tensor, ...]:
+        """What a slot holds, part by part: views [layers, ...]."""
+        return tuple(part[:, slot] for part in self.parts.values())
 
     def reset(self, slot: int) -> None:
         """A sequence starts: no token has been seen."""
-        self.state_LSVKD[:, slot] = 0.0
-        self.conv_LSWC[:, slot] = 0.0
+        for part in self.parts.values():
+            part[:, slot] = 0.0
 
     def load(self, slot: int, checkpoint: CheckpointTensors) -> None:
-        """Continue from a checkpoint; rounded if its dtype was."""
-        if checkpoint.state_LVKD is not None and checkpoint.conv_LCW is not None:
-            self.state_LSVKD[:, slot].copy_(checkpoint.state_LVKD)
-            self.conv_LSWC[:, slot].copy_(checkpoint.conv_LCW)
+        """Continue from a checkpoint; rounded if its dtype was. What none carries is empty on the grid."""
+        for name, part in self.parts.items():
+            part[:, slot].copy_(checkpoint.parts[name]) if name in checkpoint.parts else part[:, slot].zero_()
 
     def save(self, slot: int, checkpoint: CheckpointTensors) -> None:
         """Copy the slot's state as it is now into a checkpoint, all layers. The caller knows its position."""
-        if checkpoint.state_LVKD is not None and checkpoint.conv_LCW is not None:
-            checkpoint.state_LVKD.copy_(self.state_LSVKD[:, slot])
-            checkpoint.conv_LCW.copy_(self.conv_LSWC[:, slot])
+        for name, part in self.parts.items():
+            if name in checkpoint.parts:
+                checkpoint.parts[name].copy_(part[:, slot])
 
 
 def save_layer(checkpoint: CheckpointTensors, layer: int, state_VKD: Tensor, columns_WC: Tensor) -> None:

@@ -1,29 +1,32 @@
 """The weights of a model as frozen records, linears that read the same input as one.
 
 Norm scales are float32 with the family's one added, decay and conv weights float32; the rest has the model's dtype.
+Each record of a block loads itself, `name` being that of its module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from kakera.arch.blocks import AttentionSpec, GdnSpec, SwiGlu
 from kakera.model.linear import EmbeddingMap, LinearMap
-from kakera.model.parameters import Shapes, parameters
-from kakera.model.reader import LinearReader
-from kakera.plan.spec import ModelSpec
-from kakera.weights.checkpoint import Checkpoint
-
-Progress = Callable[[int, int], None]  # layers done, layers in all
+from kakera.model.loader import Loader
 
 
 @dataclass(frozen=True)
 class MlpWeights:
     gate_up: LinearMap
     down: LinearMap
+
+    @staticmethod
+    def load(loader: Loader, name: str, block: SwiGlu) -> MlpWeights:
+        return MlpWeights(
+            gate_up=loader.linears.projection([f"{name}.gate_proj", f"{name}.up_proj"]),
+            down=loader.linears.projection([f"{name}.down_proj"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,15 @@ class AttentionWeights:
     proj_out: LinearMap
     q_scale_D: Tensor
     k_scale_D: Tensor
+
+    @staticmethod
+    def load(loader: Loader, name: str, block: AttentionSpec) -> AttentionWeights:
+        return AttentionWeights(
+            proj_in=loader.linears.attention_input(name, block),
+            proj_out=loader.linears.projection([f"{name}.o_proj"]),
+            q_scale_D=loader.norm(f"{name}.q_norm"),
+            k_scale_D=loader.norm(f"{name}.k_norm"),
+        )
 
 
 @dataclass(frozen=True)
@@ -43,13 +55,30 @@ class GdnWeights:
     dt_bias_V: Tensor  # float32
     scale_D: Tensor  # of the gated norm
 
+    @staticmethod
+    def load(loader: Loader, name: str, block: GdnSpec) -> GdnWeights:
+        return GdnWeights(
+            proj_in=loader.linears.projection(
+                [f"{name}.in_proj_qkv", f"{name}.in_proj_z"], tail=[f"{name}.in_proj_b", f"{name}.in_proj_a"]
+            ),
+            proj_out=loader.linears.projection([f"{name}.out_proj"]),
+            conv_KC=loader.float32(f"{name}.conv1d.weight")[:, 0].t().contiguous(),
+            rate_V=-loader.float32(f"{name}.A_log").exp(),
+            dt_bias_V=loader.float32(f"{name}.dt_bias"),
+            scale_D=loader.norm(f"{name}.norm"),
+        )
+
 
 @dataclass(frozen=True)
-class LayerWeights:
-    input_scale_H: Tensor
-    mixer: GdnWeights | AttentionWeights
-    post_scale_H: Tensor
-    mlp: MlpWeights
+class SiteWeights:
+    """A block where it stands. `read`: what the residual rule reads the stream with; `block`: a record of its kind."""
+
+    kind: str
+    read: Tensor
+    block: Any
+
+
+LayerWeights = tuple[SiteWeights, ...]
 
 
 @dataclass(frozen=True)
@@ -57,112 +86,14 @@ class MtpWeights:
     embedding_scale_H: Tensor
     hidden_scale_H: Tensor
     fc: LinearMap  # [H, 2 H]: embedding | hidden
-    layer: LayerWeights
-    scale_H: Tensor
+    layers: tuple[LayerWeights, ...]
+    finish: Tensor
 
 
 @dataclass(frozen=True)
 class ModelWeights:
     embedding: EmbeddingMap
     layers: tuple[LayerWeights, ...]
-    scale_H: Tensor
+    finish: Tensor  # of the residual rule
     head: LinearMap  # [vocabulary, H], the embedding itself if tied
     mtp: MtpWeights | None
-
-
-def load_weights(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device,
-    progress: Progress | None = None,
-    *,
-    draft: bool = False,
-) -> ModelWeights:
-    """Read and decode every tensor of the text model; of its draft layer only on request, since serving has no use
-    for it.
-
-    Raises CheckpointError naming what is missing or not expected (before anything is read), misshaped or damaged.
-    """
-    draft = draft and checkpoint.spec.mtp_layers > 0 and checkpoint.has("mtp.fc")
-    shapes = parameters(checkpoint.spec, draft)
-    checkpoint.check_complete(shapes)
-    return _Loader(checkpoint, shapes, device, LinearReader.of(checkpoint, shapes, dtype, device)).model(
-        draft, progress
-    )
-
-
-@dataclass(frozen=True)
-class _Loader:
-    checkpoint: Checkpoint
-    shapes: Shapes
-    device: torch.device
-    linears: LinearReader
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.checkpoint.spec
-
-    def model(self, draft: bool, progress: Progress | None) -> ModelWeights:
-        spec = self.spec
-        embedding, head = self.linears.embedding_and_head()
-        layers: list[LayerWeights] = []
-        for i in range(len(spec.layers)):
-            layers.append(self.layer(f"model.layers.{i}", spec.layers[i] == "gdn"))
-            if progress is not None:
-                progress(i + 1, len(spec.layers))
-        return ModelWeights(
-            embedding=embedding,
-            layers=tuple(layers),
-            scale_H=self.norm("model.norm"),
-            head=head,
-            mtp=self.mtp() if draft else None,
-        )
-
-    def layer(self, name: str, gdn: bool) -> LayerWeights:
-        return LayerWeights(
-            input_scale_H=self.norm(f"{name}.input_layernorm"),
-            mixer=self.gdn(f"{name}.linear_attn") if gdn else self.attention(f"{name}.self_attn"),
-            post_scale_H=self.norm(f"{name}.post_attention_layernorm"),
-            mlp=self.mlp(f"{name}.mlp"),
-        )
-
-    def mlp(self, name: str) -> MlpWeights:
-        return MlpWeights(
-            gate_up=self.linears.projection([f"{name}.gate_proj", f"{name}.up_proj"]),
-            down=self.linears.projection([f"{name}.down_proj"]),
-        )
-
-    def attention(self, name: str) -> AttentionWeights:
-        return AttentionWeights(
-            proj_in=self.linears.attention_input(name),
-            proj_out=self.linears.projection([f"{name}.o_proj"]),
-            q_scale_D=self.norm(f"{name}.q_norm"),
-            k_scale_D=self.norm(f"{name}.k_norm"),
-        )
-
-    def gdn(self, name: str) -> GdnWeights:
-        return GdnWeights(
-            proj_in=self.linears.projection(
-                [f"{name}.in_proj_qkv", f"{name}.in_proj_z"], tail=[f"{name}.in_proj_b", f"{name}.in_proj_a"]
-            ),
-            proj_out=self.linears.projection([f"{name}.out_proj"]),
-            conv_KC=self.float32(f"{name}.conv1d.weight")[:, 0].t().contiguous(),
-            rate_V=-self.float32(f"{name}.A_log").exp(),
-            dt_bias_V=self.float32(f"{name}.dt_bias"),
-            scale_D=self.float32(f"{name}.norm.weight"),
-        )
-
-    def mtp(self) -> MtpWeights:
-        return MtpWeights(
-            embedding_scale_H=self.norm("mtp.pre_fc_norm_embedding"),
-            hidden_scale_H=self.norm("mtp.pre_fc_norm_hidden"),
-            fc=self.linears.projection(["mtp.fc"]),
-            layer=self.layer("mtp.layers.0", gdn=False),
-            scale_H=self.norm("mtp.norm"),
-        )
-
-    def norm(self, name: str) -> Tensor:
-        return self.float32(f"{name}.weight") + self.spec.norm_offset
-
-    def float32(self, name: str) -> Tensor:
-        return self.checkpoint.tensor(name, self.shapes[name], torch.float32, self.device)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops import gdn_prefill_kernels as kernels
 from kakera.ops.gdn_step import GdnConstants
 from kakera.plan import gdn_plan
 from kakera.plan.gdn_plan import CHUNK
-from kakera.plan.spec import GdnSpec
 from kakera.target.as_torch import target_of
 from kakera.target.kernels import has_large_tiles
 

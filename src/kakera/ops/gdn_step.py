@@ -12,12 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.ops.activation import sigmoid, silu, softplus
 from kakera.ops.conv import causal_conv
 from kakera.ops.cuda.compiler import kernel
 from kakera.ops.gated_delta import gated_delta_recurrent
 from kakera.ops.norm import l2_norm, rms_norm_gated
-from kakera.plan.spec import GdnSpec
 from kakera.target.as_torch import name_of
 from kakera.target.kernels import serves_gdn_step
 

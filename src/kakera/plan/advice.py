@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kakera.arch.shard import can_share
 from kakera.contract.grid import PAGE
-from kakera.plan.budget import LEAST_CONTEXT, Draft, draft, splits
+from kakera.plan.budget import LEAST_CONTEXT, Draft, draft
 from kakera.plan.plan import Wishes
 from kakera.plan.sizes import margin
 from kakera.plan.table import as_text, gigabytes, memory_of, to_json
@@ -170,7 +171,7 @@ def _more_cards(case: _Case) -> list[Way]:
     devices, spec, ways = case.machine.devices, case.failed.plan.spec, []
     for count in range(len(devices) + 1, spec.kv_heads + 1):
         more = replace(case.machine, devices=tuple(devices[i % len(devices)] for i in range(count)))
-        if splits(spec, count) and (tried := case.retry(machine=more)).fits:
+        if can_share(spec, count) and (tried := case.retry(machine=more)).fits:
             ways.append(_way(case, f"{count} cards: --gpus {_names(more)}", tried))
     return ways
 
@@ -179,7 +180,7 @@ def _cards_instead(case: _Case) -> list[Way]:
     """One card or two that would hold the model which the CPU's memory can not."""
     ways = []
     for count in (1, 2):
-        if not splits(case.failed.plan.spec, count):
+        if not can_share(case.failed.plan.spec, count):
             continue
         huge = replace(case.machine, target=CUDA, devices=_cards(count, 1000))
         ways += _cards_way(case, count, _capacity(case.retry(_Change("", "max_running", 1), machine=huge).need))

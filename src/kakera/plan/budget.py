@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kakera.arch.shard import can_share, of_rank
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE, pages_for
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.kv_format import KvFormat
@@ -19,7 +21,6 @@ from kakera.plan.sizes import (
     margin,
     scratch_bytes,
 )
-from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import StoreSizes, fitting
 from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
 from kakera.target.devices import Machine
@@ -91,18 +92,11 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
         raise UsageError(f"--state-dtype {wishes.state_dtype}: choose fp32 or fp16")
     if wishes.host_cache is not None and wishes.host_cache < 0:
         raise UsageError(f"--host-cache {wishes.host_cache}: must not be negative")
-    if wishes.gpus != "auto" and not splits(spec, len(machine.devices)):
+    if wishes.gpus != "auto" and not can_share(spec, len(machine.devices)):
         raise UsageError(
             f"{len(machine.devices)} cards can not share {spec.kv_heads} KV heads evenly; "
-            f"this model runs on {', '.join(str(n) for n in range(1, spec.kv_heads + 1) if splits(spec, n))} cards"
+            f"this model runs on {', '.join(str(n) for n in range(1, spec.kv_heads + 1) if can_share(spec, n))} cards"
         )
-
-
-def splits(spec: ModelSpec, ranks: int) -> bool:
-    """True if heads and 128-channel blocks divide evenly over that many devices."""
-    counts = [spec.heads, spec.kv_heads] + ([spec.gdn.k_heads, spec.gdn.v_heads] if spec.gdn else [])
-    blocks = spec.intermediate % 128 == 0 and spec.intermediate // 128 % ranks == 0
-    return ranks == 1 or (blocks and all(count % ranks == 0 for count in counts))
 
 
 def kv_format(spec: ModelSpec, wishes: Wishes) -> KvFormat:
@@ -134,7 +128,7 @@ def _usable_devices(spec: ModelSpec, wishes: Wishes, machine: Machine) -> Machin
     """`auto` takes as many cards as can share the heads; cards that were named are all used."""
     if wishes.gpus != "auto":
         return machine
-    count = max(n for n in range(1, len(machine.devices) + 1) if splits(spec, n))
+    count = max(n for n in range(1, len(machine.devices) + 1) if can_share(spec, n))
     return replace(machine, devices=machine.devices[:count])
 
 
@@ -145,11 +139,12 @@ class _Budget:
         self.spec, self.wishes, self.machine, self.weights, self.slots = spec, wishes, machine, weights, slots
         self.kv = kv_format(spec, wishes)
         self.ranks = len(machine.devices)
+        self.own = of_rank(spec, 0, self.ranks)  # what one device computes with
         self.target, self.one_memory = machine.target, machine.target.one_memory
         self.chunk = wishes.chunk or self.target.defaults.chunk
         self.state_dtype = wishes.state_dtype or self.target.defaults.state_dtype
-        self.page = self.kv.page_bytes(spec) // self.ranks
-        self.checkpoint = checkpoint_bytes(spec, self.kv, self.state_dtype, self.target.kind)
+        self.page = self.kv.page_bytes(self.own)
+        self.checkpoint = checkpoint_bytes(spec, self.kv, self.state_dtype, self.target)
         smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
         self.usable = smallest.bytes - smallest.used - margin(smallest.bytes)
         self.host_usable = self.usable if self.one_memory else machine.ram - machine.ram_used - margin(machine.ram)
@@ -172,19 +167,19 @@ class _Budget:
         return Draft(self._plan(context, least + more, cache, rows), room, host_room, need, host_need)
 
     def _device_rows(self) -> tuple[PlanRow, ...]:
-        spec, ranks = self.spec, self.ranks
-        live = live_state_bytes(spec, self.target.kind, ranks)
-        window = self.kv.slot_bytes(spec) // ranks
+        spec, ranks = self.own, self.ranks
+        live = live_state_bytes(spec, self.target)
+        window = self.kv.slot_bytes(spec)
         turned = self.wishes.rotation is not None  # whatever is in the file
         served = serves_attention(spec.head_dim, spec.rotary_dim, self.kv, turned, self.target.dtype)
         plain = self.target.has_cards and not served
-        scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.target.kind, ranks, plain)
+        scratch = scratch_bytes(spec, self.kv, self.chunk, self.slots, self.target, plain)
         form = (
             f"decoded at load, linears {CPU_LINEAR_BYTES} bytes a value"
             if self.one_memory
             else "as stored" + (f", 1/{ranks} of it" if ranks > 1 else "")
         )
-        rows = [PlanRow("weights", "device", self.weights.on_device(self.target.kind, ranks), form, "load")]
+        rows = [PlanRow("weights", "device", self.weights.on_device(self.target, ranks), form, "load")]
         if live:
             note = f"{self.slots} x {live / 1e6:.1f} MB, fp32 live state + conv columns"
             rows.append(PlanRow("recurrent states", "device", self.slots * live, note, "slots"))
@@ -197,7 +192,7 @@ class _Budget:
             staging = staged * self._store(0).place_bytes // ranks
             rows.append(PlanRow("checkpoint staging", "device", staging, f"{staged} on their way to the host"))
         if self.target.has_cards:
-            gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.target.kind, ranks, plain)
+            gaps = gap_bytes(spec, self.kv, self.chunk, self.slots, self.target, plain)
             note = "estimate: a third of what a step allocates"
             rows.append(PlanRow("gaps in torch's allocator", "device", gaps, note))
         overheads = self.target.overheads + (self.target.group_overheads if ranks > 1 else ())
@@ -225,7 +220,7 @@ class _Budget:
         return cache if self._store(cache).blocks else 0
 
     def _store(self, cache: int) -> StoreSizes:
-        return StoreSizes.of(self.spec, self.kv, self.target.kind, self.checkpoint, cache)
+        return StoreSizes.of(self.spec, self.kv, self.target, self.checkpoint, cache)
 
     def _cache_bytes(self, cache: int) -> int:
         """What the host gives for it."""
@@ -236,7 +231,7 @@ class _Budget:
         return max(0, min(wanted, int(left * POOL_SHARE) // self.page))
 
     def _page_rows(self, context: int, least: int, more: int) -> tuple[PlanRow, ...]:
-        each = f"{self.kv.codec}, {self.kv.token_bytes(self.spec) / self.ranks / 1024:.2f} KiB a token"
+        each = f"{self.kv.codec}, {self.kv.token_bytes(self.own) / 1024:.2f} KiB a token"
         what = f"{least} pages, {context} tokens, {each}"
         one = PlanRow("KV pages, one full request", "device", least * self.page, what, "pages")
         note = f"{more} pages from half of the memory left over, {(least + more) / least:.1f} full requests in all"

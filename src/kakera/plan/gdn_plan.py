@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kakera.arch.blocks import GdnSpec
 from kakera.contract.grid import PAGE
-from kakera.plan.spec import GdnSpec
 
 CHUNK = PAGE  # tokens of a chunk of the delta rule
 RANGE = 8192  # tokens whose temporaries exist at once; a longer span is taken range by range

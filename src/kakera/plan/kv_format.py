@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kakera.arch.layout import page_record, record_bytes, sink_record
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
-from kakera.plan.spec import ModelSpec
 
 KvCodec = Literal["fp32", "bf16", "int2"]
 _DENSE_BYTES = {"fp32": 4, "bf16": 2}
-WINDOW_BYTES = 2  # the window, the sink and in-chunk keys of the int2 codec are bf16
 PARAMETER_BYTES = 2 * 2  # fp16 scale + fp16 minimum of a group
 
 
@@ -42,6 +42,11 @@ class KvFormat:
         return self.codec == "int2"
 
     @property
+    def checkpoint_pages(self) -> int:
+        """16-bit pages that a checkpoint carries."""
+        return self.window_pages if self.windowed else 0
+
+    @property
     def ring_pages(self) -> int:
         """Pages of the 16-bit window ring of a running request."""
         return self.window_pages + 2 if self.windowed else 0
@@ -53,15 +58,15 @@ class KvFormat:
         return head_dim * _DENSE_BYTES[self.codec]
 
     def token_bytes(self, spec: ModelSpec) -> int:
-        """Bytes of one token in the page pool, K and V, all full-attention layers."""
-        return 2 * len(spec.full_layers) * spec.kv_heads * self.vector_bytes(spec.head_dim)
+        """Bytes of one token in the page pool, all layers."""
+        return self.page_bytes(spec) // PAGE
 
     def page_bytes(self, spec: ModelSpec) -> int:
-        return PAGE * self.token_bytes(spec)
+        return record_bytes(page_record(spec, self.vector_bytes))
 
     def window_page_bytes(self, spec: ModelSpec) -> int:
         """Bytes of one 16-bit page (sink or window), K and V, all full-attention layers; 0 for dense codecs."""
-        return PAGE * spec.kv_values_per_token * WINDOW_BYTES if self.windowed else 0
+        return record_bytes(sink_record(spec)) if self.windowed else 0
 
     def slot_bytes(self, spec: ModelSpec) -> int:
         """Bytes of the window ring and the sink page of one running request."""

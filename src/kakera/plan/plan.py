@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
-from kakera.target.target import Kind, Target
-from kakera.target.target import StateDtype as StateDtype  # sizes.py asks for it here
+from kakera.target.target import StateDtype, Target
 
 Place = Literal["device", "host"]
 Meter = Literal["load", "slots", "pages", "cache"]
@@ -66,11 +65,6 @@ class Plan:
     sink_bytes: int
     page_bytes: int
     rows: tuple[PlanRow, ...]
-
-    @property
-    def device(self) -> Kind:
-        """torch's name of it."""
-        return self.target.kind
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""

@@ -1,58 +1,29 @@
 """Bytes of everything that is neither weights nor KV pages, by formula. No torch.
 
 Nothing in this file depends on the length of the context: that is promise 2 of the planner.
-`ranks` is the number of devices that share the heads (tensor parallel); results are bytes on one device.
+Results are bytes on the device that holds `spec`: where several share a model, that of one rank (`arch/shard.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
+from kakera.arch.layout import Dtypes, Record, checkpoint_record, record_bytes, slot_record
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.plan import gdn_plan
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.plan import StateDtype
 from kakera.plan.prefill_plan import PrefillPlan
-from kakera.plan.spec import ModelSpec
+from kakera.target.target import MIB, StateDtype, Target
 
-MIB = 2**20
-STATE_BYTES: dict[StateDtype, int] = {"fp32": 4, "fp16": 2}
-LIVE_STATE_BYTES = 4  # the cold path never rounds a state
 SAMPLER_COPIES = 3  # logits, the same with penalties and masks, what is ranked of them at a time
 HEAD_PIECE_ROWS = 64  # most rows through lm_head at once (echo with log-probabilities): 64 MB of the 27B's logits
 HISTORY_TOKENS = 1024  # INT2 history that attention restores at a time on a CPU
 MOST_MULTIPROCESSORS = 170  # of an RTX 5090; fewer need less scratch
 SCORE_KEYS = 512  # keys that the plain path scores at once, for one query page
-STAGED_CHECKPOINTS = 2  # a step rarely saves more: end of a message and the end of the prompt
 DECODED_BYTES = 192 * MIB  # 16-bit weights decoded at a time on a GPU: the widest matrix of the 27B whole, 178 MB
 CODED_ROWS_BYTES = 16 * MIB  # partial sums and rotated inputs of products with coded weights: 14 MB for the 27B
 GAP_LEAST, GAP_SHARE = 64 * MIB, 0.3  # of the memory of a step, see gap_bytes
-KERNEL_HEAD_DIMS, KERNEL_GROUPS = (128, 256), 4  # of attention kernels: sizes of a head, most groups of it
 GDN_RANGE_TOKENS = 2048  # longest range that the chunk form holds temporaries for
-
-
-@dataclass(frozen=True)
-class Overhead:
-    """A stated estimate of what the runtime takes beyond our tensors. `kakera.plan` marks it as an estimate."""
-
-    name: str
-    bytes: int
-    note: str
-
-
-# Measured on an H200 with torch 2.11: 680 MB with graphs of 8 rows, 806 MB with chunks of 8,192. A card with fewer
-# multiprocessors keeps less local memory for each, so this is on the safe side there.
-CUDA_OVERHEADS = (
-    Overhead("CUDA context and modules", 640 * MIB, "estimate"),
-    Overhead("CUDA graphs", 128 * MIB, "estimate"),
-)
-NCCL_OVERHEAD = Overhead("NCCL buffers", 160 * MIB, "estimate, several cards only")
-# Resident sets measured on Linux, torch 2.13 CPU: engine process 235 MB before the weights, server 80 MB with a
-# 16K-token vocabulary, its helpers 13 MB; a 248K-token vocabulary and allocator slack take the rest.
-CPU_OVERHEADS = (Overhead("server and engine processes", 640 * MIB, "estimate: Python, torch, tokenizer"),)
-# Guesses as well: a CUDA build of torch loads far larger libraries than the CPU build.
-CUDA_HOST_BYTES = 1280 * MIB
-SERVER_HOST_BYTES = 320 * MIB
 
 # A 12 GB card spills to the host above 11,830 of 12,227 MiB and already slows down at that line: keep 4 % free.
 MARGIN_SHARE, MARGIN_LEAST = 0.04, 384 * MIB
@@ -63,140 +34,114 @@ def margin(capacity: int) -> int:
     return max(int(capacity * MARGIN_SHARE), MARGIN_LEAST)
 
 
-def activation_bytes(device: str) -> int:
-    """Bytes of one activation value: fp32 on a CPU (16-bit matmul is slower there), 16 bit on a GPU."""
-    return 4 if device == "cpu" else 2
+def live_state_bytes(spec: ModelSpec, target: Target) -> int:
+    """GDN states (fp32) and convolution columns (as activations) of one running request."""
+    return record_bytes(slot_record(spec, target.dtype))
 
 
-def live_state_bytes(spec: ModelSpec, device: str, ranks: int = 1) -> int:
-    """GDN states (fp32) and convolution columns (as activations) of one running request on one device."""
-    if spec.gdn is None:
-        return 0
-    gdn, layers = spec.gdn, len(spec.gdn_layers)
-    return layers * (gdn.state_values * LIVE_STATE_BYTES + gdn.conv_values * activation_bytes(device)) // ranks
+def checkpoint_parts(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, target: Target) -> Record:
+    """One checkpoint: states, conv columns, the window's pages, the last hidden."""
+    return checkpoint_record(spec, kv.checkpoint_pages, Dtypes(state_dtype, target.dtype))
 
 
-def checkpoint_bytes(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, device: str) -> int:
-    """One checkpoint of all ranks together: states, conv columns, the window's pages, the last hidden."""
-    state = conv = 0
-    if spec.gdn is not None:
-        state = len(spec.gdn_layers) * spec.gdn.state_values * STATE_BYTES[state_dtype]
-        conv = len(spec.gdn_layers) * spec.gdn.conv_values * activation_bytes(device)  # stored as they are computed
-    window = kv.window_pages * kv.window_page_bytes(spec)
-    return state + conv + window + spec.hidden * activation_bytes(device)
+def checkpoint_bytes(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, target: Target) -> int:
+    return record_bytes(checkpoint_parts(spec, kv, state_dtype, target))
 
 
-def attends_plainly(spec: ModelSpec, kv: KvFormat, rotation: str | None) -> bool:
-    """Whether a GPU has no attention kernels for this and takes float32 operations of torch: `can_attend` of
-    kv/gpu/backend.py in the words of a plan, where a rotation file counts as one that turns."""
-    quarter_turns = spec.rotary_dim * 4 in (spec.head_dim, 2 * spec.head_dim, 4 * spec.head_dim)
-    groups = spec.head_dim // kv.group if kv.windowed else 1
-    sizes = spec.head_dim in KERNEL_HEAD_DIMS and quarter_turns and groups <= KERNEL_GROUPS
-    return rotation is not None or kv.codec == "fp32" or not sizes
-
-
-def scratch_bytes(
-    spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device: str, ranks: int = 1, plain: bool = False
-) -> int:
+def scratch_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, target: Target, plain: bool = False) -> int:
     """Activations and scratch of one step: `chunk` prefill tokens and `slots` decode rows, whatever the context.
-    `plain`: see `attends_plainly`, for a GPU.
+    `plain`: whether a GPU has no attention kernels for this and takes float32 operations of torch.
 
-    The residual stream lives all the time; of MLP, attention and GDN only one is alive at once. The head comes after
-    the layers. On a GPU come the pieces of 16-bit weights that long prefill decodes, and sums of the short products.
+    The residual stream lives all the time; of the blocks only one is alive at once. The head comes after the layers. On
+    a GPU come the pieces of 16-bit weights that long prefill decodes, and sums of the short products.
     """
     tokens = chunk + slots
-    item = activation_bytes(device)
-    attention = _plain_scratch if plain and device != "cpu" else _attention_scratch
-    residual = 3 * tokens * spec.hidden * item
-    layer = max(
-        _mlp_scratch(spec, tokens, item, ranks),
-        attention(spec, kv, tokens, item, device, ranks),
-        _gdn_scratch(spec, tokens, item, device, ranks),
-    )
-    head = SAMPLER_COPIES * max(slots, min(chunk, HEAD_PIECE_ROWS)) * spec.vocab * 4 // ranks
-    if device == "cpu":
+    item = target.activation_bytes
+    residual = 3 * tokens * spec.hidden * spec.residual.streams * item
+    layer = max(_block_scratch(block, kv, tokens, item, target, plain) for block in spec.distinct)
+    head = SAMPLER_COPIES * max(slots, min(chunk, HEAD_PIECE_ROWS)) * spec.vocab * 4
+    if target.one_memory:
         return residual + max(layer, head)
-    return residual + max(layer, head) + _held(spec, kv, chunk, slots, ranks, plain)
+    return residual + max(layer, head) + _held(spec, kv, chunk, slots, plain)
 
 
-def _held(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, ranks: int, plain: bool) -> int:
+def _block_scratch(block: Block, kv: KvFormat, tokens: int, item: int, target: Target, plain: bool) -> int:
+    if isinstance(block, GdnSpec):
+        return _gdn_scratch(block, tokens, item, target)
+    if isinstance(block, AttentionSpec):
+        attention = _plain_scratch if plain and target.has_cards else _attention_scratch
+        return attention(block, kv, tokens, item, target)
+    return tokens * block.alive * item
+
+
+def _held(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, plain: bool) -> int:
     """What a GPU holds between steps."""
-    attention = 0 if plain else held_attention_bytes(spec, kv, chunk, slots, ranks)
-    return decoded_bytes(spec, ranks) + CODED_ROWS_BYTES + attention
+    attention = 0 if plain else held_attention_bytes(spec, kv, chunk, slots)
+    return decoded_bytes(spec) + CODED_ROWS_BYTES + attention
 
 
-def gap_bytes(
-    spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, device: str, ranks: int = 1, plain: bool = False
-) -> int:
+def gap_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, target: Target, plain: bool = False) -> int:
     """What torch's allocator keeps beside the tensors of a step, because they come and go in different sizes: measured
     a third of them, 0.40 of 1.15 GB at a chunk of 8,192 tokens and 0.16 of 0.27 at 2,048."""
-    held = _held(spec, kv, chunk, slots, ranks, plain)
-    return GAP_LEAST + int(GAP_SHARE * (scratch_bytes(spec, kv, chunk, slots, device, ranks, plain) - held))
+    held = _held(spec, kv, chunk, slots, plain)
+    return GAP_LEAST + int(GAP_SHARE * (scratch_bytes(spec, kv, chunk, slots, target, plain) - held))
 
 
-def held_attention_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, ranks: int = 1) -> int:
+def held_attention_bytes(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int) -> int:
     """What the attention kernels of a GPU hold from the start: unpacked history, sums, the 16-bit band of a segment,
     and what the thread blocks of decode leave (8 columns of float32 each)."""
-    plan = _prefill_plan(spec, kv, chunk, ranks)
+    plan = _prefill_plan(spec.attention, kv, chunk)
     band = (chunk + kv.window_pages * PAGE) * 2 * plan.kv_heads * spec.head_dim * 2 if kv.windowed else 0
     left = MOST_MULTIPROCESSORS + slots * spec.group * plan.kv_heads
     return plan.scratch_bytes + band + left * 8 * (spec.head_dim + 2) * 4
 
 
-def _prefill_plan(spec: ModelSpec, kv: KvFormat, chunk: int, ranks: int) -> PrefillPlan:
+def _prefill_plan(own: AttentionSpec, kv: KvFormat, chunk: int) -> PrefillPlan:
     window = kv.window_pages if kv.windowed else 0
-    heads, kv_heads = max(1, spec.heads // ranks), max(1, spec.kv_heads // ranks)
-    return PrefillPlan(heads, kv_heads, spec.head_dim, window, chunk, MOST_MULTIPROCESSORS)
+    return PrefillPlan(own.heads, own.kv_heads, own.head_dim, window, chunk, MOST_MULTIPROCESSORS)
 
 
-def decoded_bytes(spec: ModelSpec, ranks: int = 1) -> int:
-    """16-bit weights that long prefill decodes at a time on a GPU: the widest matrix of a layer, or a piece of it."""
-    return min(DECODED_BYTES, 2 * spec.hidden * spec.intermediate // ranks)
+def decoded_bytes(spec: ModelSpec) -> int:
+    """16-bit weights that long prefill decodes at a time on a GPU: the widest matrix of an MLP, or a piece of it."""
+    mixers = (AttentionSpec, GdnSpec)  # whose matrices are decoded in pieces if they are wider
+    tensors = [t for b in spec.distinct if not isinstance(b, mixers) for t in b.tensors(spec.hidden)]
+    matrices = [t.shape[-2] * t.shape[-1] for t in tensors if t.kind is not None]
+    return min(DECODED_BYTES, 2 * max(matrices, default=0))
 
 
-def _mlp_scratch(spec: ModelSpec, tokens: int, item: int, ranks: int) -> int:
-    """gate, up and their product."""
-    return 3 * tokens * spec.intermediate * item // ranks
-
-
-def _attention_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, device: str, ranks: int) -> int:
+def _attention_scratch(own: AttentionSpec, kv: KvFormat, tokens: int, item: int, target: Target) -> int:
     """Projections, and the softmax accumulators, the band of 16-bit keys and one restored piece of the history; on a
     GPU what comes beside the scratch that is held: rotated queries, outputs, and what the library allocates."""
-    width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    projected = tokens * ((3 if spec.gated else 2) * width + 2 * kv_width) * item
-    if device != "cpu":
-        return (projected + 3 * tokens * width * item) // ranks + _prefill_plan(spec, kv, tokens, ranks).transient_bytes
+    width, kv_width = own.heads * own.head_dim, own.kv_heads * own.head_dim
+    projected = tokens * own.alive * item
+    if target.has_cards:
+        return projected + 3 * tokens * width * item + _prefill_plan(own, kv, tokens).transient_bytes
     accumulators = 2 * tokens * width * 4  # two partial outputs that are merged by log-sum-exp
     band = 2 * (tokens + kv.window_pages * PAGE) * kv_width * item
     history = 2 * HISTORY_TOKENS * kv_width * item if kv.windowed else 0
     # the plain path materialises scores and probabilities of one query page
-    scores = 2 * spec.heads * PAGE * SCORE_KEYS * 4
-    return (projected + accumulators + band + history + scores) // ranks
+    scores = 2 * own.heads * PAGE * SCORE_KEYS * 4
+    return projected + accumulators + band + history + scores
 
 
-def _plain_scratch(spec: ModelSpec, kv: KvFormat, tokens: int, item: int, device: str, ranks: int) -> int:
+def _plain_scratch(own: AttentionSpec, kv: KvFormat, tokens: int, item: int, target: Target) -> int:
     """A GPU without attention kernels: in float32 the scaled queries and the output, queries by pages and all of them
     in a row, softmax sums by page and joined, what a piece adds, the result; the scores of a piece; the band twice."""
-    width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    projected = tokens * ((3 if spec.gated else 2) * width + 2 * kv_width) * item
+    width, kv_width = own.heads * own.head_dim, own.kv_heads * own.head_dim
     queries = 8 * tokens * width * 4
-    scores = spec.heads * tokens * SCORE_KEYS * 4
+    scores = own.heads * tokens * SCORE_KEYS * 4
     band = 2 * 2 * (tokens + kv.window_pages * PAGE) * kv_width * 4
     history = 2 * HISTORY_TOKENS * kv_width * 4
-    return (projected + queries + scores + band + history) // ranks
+    return tokens * own.alive * item + queries + scores + band + history
 
 
-def _gdn_scratch(spec: ModelSpec, tokens: int, item: int, device: str, ranks: int) -> int:
+def _gdn_scratch(gdn: GdnSpec, tokens: int, item: int, target: Target) -> int:
     """Projections of the whole step; on a CPU float32 temporaries of the chunk form for a bounded range of it, on a GPU
     what the kernels hold for one, and their output."""
-    if spec.gdn is None:
-        return 0
-    gdn = spec.gdn
-    values = gdn.v_heads * gdn.v_dim
-    if device != "cpu":
-        projected = tokens * (gdn.conv_channels + 2 * values + 2 * gdn.v_heads) * item
-        return (projected + gdn_plan.scratch_bytes(gdn, tokens)) // ranks
-    projected = tokens * (2 * gdn.conv_channels + 3 * values) * item
+    if target.has_cards:
+        projected = tokens * (gdn.conv_channels + 2 * gdn.values + 2 * gdn.v_heads) * item
+        return projected + gdn_plan.scratch_bytes(gdn, tokens)
+    projected = tokens * (2 * gdn.conv_channels + 3 * gdn.values) * item
     # per value head and token: q, k, beta k, Wk; v, U, V', O; rows of A, (I + A)^-1, D, Q K^T; 1/64 of a state
     row = 4 * gdn.k_dim + 4 * gdn.v_dim + 4 * 64 + gdn.k_dim * gdn.v_dim // 64
-    return (projected + min(tokens, GDN_RANGE_TOKENS) * gdn.v_heads * row * 4) // ranks
+    return projected + min(tokens, GDN_RANGE_TOKENS) * gdn.v_heads * row * 4

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kakera.arch.shard import of_rank
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import live_state_bytes
-from kakera.plan.weights import WeightBytes, linears
+from kakera.plan.weights import WeightBytes
 from kakera.target.devices import Machine
 
 # Share of the memory bandwidth that a whole decode step reaches: a 27B on two RTX 5060 Ti was reported at 70 %
@@ -30,10 +31,10 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     target = plan.target
     slowest = min(machine.devices, key=lambda d: d.bandwidth or target.bandwidth or 0.0)
     bandwidth, flops = slowest.bandwidth or target.bandwidth, slowest.flops or target.flops
-    states = 2 * live_state_bytes(plan.spec, target.kind, ranks)  # read and written
-    fixed = weights.read_per_token(target.kind, ranks) + states
+    states = 2 * live_state_bytes(of_rank(plan.spec, 0, ranks), target)  # read and written
+    fixed = weights.read_per_token(target, ranks) + states
     history = plan.context * plan.kv.token_bytes(plan.spec) // ranks
-    values = sum(i * o * n for _, i, o, n in linears(plan.spec))
+    values = sum(plan.spec.kinds.values())
     return Speed(
         decode_short=bandwidth and DECODE_EFFICIENCY * bandwidth / fixed,
         decode_full=bandwidth and DECODE_EFFICIENCY * bandwidth / (fixed + history),

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kakera.arch.spec import ModelSpec
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Plan
-from kakera.plan.spec import ModelSpec
+from kakera.plan.sizes import checkpoint_parts
+from kakera.target.target import Target
 
 SEGMENT_BYTES = 256 * 2**20  # the allocator of pinned memory gives powers of two
 ALIGNED = 256  # bytes, of blocks and of tensors in them
@@ -28,22 +30,23 @@ class StoreSizes:
     page: int
 
     @staticmethod
-    def of(spec: ModelSpec, kv: KvFormat, device: str, checkpoint_bytes: int, host_cache: int) -> StoreSizes:
+    def of(spec: ModelSpec, kv: KvFormat, target: Target, checkpoint_bytes: int, host_cache: int) -> StoreSizes:
         """`host_cache`: bytes that records may take together. Beside a GPU, less than a checkpoint and its sink makes a
         store of no blocks, which nobody allocates."""
         sink, page = kv.window_page_bytes(spec), kv.page_bytes(spec)
-        if device == "cpu":
+        if target.one_memory:
             return StoreSizes(1, host_cache, checkpoint_bytes, sink, page)
         block = _up(page, ALIGNED)
-        tensors = 5 * ALIGNED  # each tensor of a checkpoint begins on a round address
+        parts = checkpoint_parts(spec, kv, "fp32", target)
+        checkpoint = checkpoint_bytes + len(parts) * ALIGNED  # each of them begins on a round address
         full, rest = divmod(host_cache, SEGMENT_BYTES)
         blocks = full * (SEGMENT_BYTES // block) + rest // block
-        sizes = StoreSizes(block, blocks, -(-(checkpoint_bytes + tensors) // block), -(-sink // block), 1)
+        sizes = StoreSizes(block, blocks, -(-checkpoint // block), -(-sink // block), 1)
         return sizes if sizes.checkpoints else replace(sizes, blocks=0)
 
     @staticmethod
     def of_plan(plan: Plan) -> StoreSizes:
-        return StoreSizes.of(plan.spec, plan.kv, plan.device, plan.checkpoint_bytes, plan.host_cache)
+        return StoreSizes.of(plan.spec, plan.kv, plan.target, plan.checkpoint_bytes, plan.host_cache)
 
     @property
     def checkpoints(self) -> int:

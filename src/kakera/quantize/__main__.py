@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from kakera.arch.registry import load_spec
 from kakera.errors import KakeraError
-from kakera.plan.spec import ModelSpec
 from kakera.quantize.convert import quantize_checkpoint
 from kakera.quantize.progress import console_progress
 from kakera.quantize.recipe import Recipe
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         device = device_called(options.device)
-        spec = ModelSpec.load(options.source)
+        spec = load_spec(options.source)
         recipe = Recipe.for_bits(
             options.format, options.bits, spec, head_bits=options.head_bits, overrides=overrides, seed=options.seed
         )

@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import EMBEDDING
 from kakera.errors import CheckpointError, UsageError
 from kakera.quantize import dialect, viterbi
 from kakera.quantize.linear import CODEBOOK, encode_linear, relative_error
-from kakera.quantize.recipe import Recipe, kind_of
+from kakera.quantize.recipe import Recipe, kinds_of
 from kakera.quantize.report import LinearReport, Progress, Reporter, Summary
 from kakera.quantize.transform import Encoder
 from kakera.quantize.writer import Workspace, copy_companions, write_json, write_shards
@@ -25,7 +26,6 @@ from kakera.weights.files import StoredTensor
 from kakera.weights.hadamard import BLOCK
 from kakera.weights.leaves import Leaves
 
-EMBEDDING = "model.embed_tokens"
 INT8_KINDS = ("embedding", "head")
 SHARD_BYTES = 5_000_000_000
 
@@ -92,8 +92,9 @@ def quantize_checkpoint(
 def plan_jobs(checkpoint: Checkpoint, recipe: Recipe) -> tuple[list[Job], list[str]]:
     """What will be coded, and notes on linears that stay in 16 bit."""
     jobs, notes = [], []
+    kinds = {**kinds_of(checkpoint.spec), EMBEDDING: "embedding"}
     for module in checkpoint.modules():
-        kind = "embedding" if module == EMBEDDING else kind_of(module)
+        kind = kinds.get(module)
         if kind is None:
             continue
         if checkpoint.kind(module) != "plain":

@@ -12,41 +12,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from kakera.arch.spec import OF_DRAFT, ModelSpec
+from kakera.arch.tensors import Kind
 from kakera.errors import UsageError
-from kakera.plan.spec import ModelSpec
 
 Format = Literal["exl3", "escha"]
 ALLOWED_BITS: dict[str, range] = {"exl3": range(1, 9), "escha": range(2, 4)}
-LEAF_KINDS = {
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.down",
-    "self_attn.q_proj": "attention.q",
-    "self_attn.k_proj": "attention.k",
-    "self_attn.v_proj": "attention.v",
-    "self_attn.o_proj": "attention.o",
-    "linear_attn.in_proj_qkv": "gdn.qkv",
-    "linear_attn.in_proj_z": "gdn.z",
-    "linear_attn.out_proj": "gdn.out",
-}
-# Small and sensitive first (k, v feed a cache that is itself rounded), then whatever writes into the residual stream.
-# Escha's published mix (up and down at 3 of 2.47 bits) agrees with the order among the MLP linears.
-PROMOTION = (
-    *("attention.v", "attention.k", "mlp.down", "attention.o", "gdn.out"),
-    *("mlp.up", "gdn.qkv", "attention.q", "gdn.z", "mlp.gate"),
-)
 DEFAULT_HEAD_BITS = 6
 DEFAULT_DRAFT_BITS = 4
 
 
-def kind_of(module: str) -> str | None:
-    """Kind of the linear `module` (canonical name): one of LEAF_KINDS' values, `mtp`, `head`; else None."""
-    if module == "lm_head":
-        return "head"
-    leaf = ".".join(module.split(".")[-2:])
-    if module == "mtp.fc" or (module.startswith("mtp.") and leaf in LEAF_KINDS):
-        return "mtp"
-    return LEAF_KINDS.get(leaf) if module.startswith("model.layers.") else None
+def kinds_of(spec: ModelSpec) -> dict[str, str]:
+    """The kind of every linear that a recipe can give a rate, by canonical name."""
+    return {name: t.kind.name for name, t in spec.tensors(draft=True).items() if t.kind is not None}
 
 
 @dataclass(frozen=True)
@@ -62,9 +40,6 @@ class Recipe:
         allowed = ALLOWED_BITS.get(self.format)
         if allowed is None:
             raise UsageError(f"format {self.format!r} is not known; choose exl3 or escha")
-        unknown = sorted(set(self.bits) - set(LEAF_KINDS.values()) - {"head", "mtp"})
-        if unknown:
-            raise UsageError(f"unknown kinds of linears: {', '.join(unknown)}")
         for kind, bits in self.bits.items():
             if bits not in allowed:
                 raise UsageError(
@@ -92,12 +67,14 @@ class Recipe:
         if not allowed[0] <= bits <= allowed[-1]:
             raise UsageError(f"{bits} bits: {format} has {allowed[0]} to {allowed[-1]} bits a weight")
         fixed = dict(overrides or {})
-        rates = _promote(coded_weights(spec), bits, fixed)
+        if unknown := sorted(set(fixed) - set(kinds_of(spec).values()) - {OF_DRAFT.name}):
+            raise UsageError(f"unknown kinds of linears: {', '.join(unknown)}")
+        rates = _promote(spec.kinds, bits, fixed)
         if format == "exl3":
             rates["head"] = head_bits or fixed.get("head", DEFAULT_HEAD_BITS)
         elif head_bits is not None:
             rates["head"] = head_bits  # refused by the constructor, with the reason
-        if spec.mtp_layers:
+        if spec.draft is not None:
             rates["mtp"] = fixed.get("mtp", min(DEFAULT_DRAFT_BITS, allowed[-1]))
         return Recipe(format, rates, seed)
 
@@ -108,32 +85,15 @@ class Recipe:
 
     def mean_bits(self, spec: ModelSpec) -> float:
         """Bits per coded weight of the layers, without head and draft layer."""
-        sizes = coded_weights(spec)
-        return sum(self.bits[kind] * n for kind, n in sizes.items()) / sum(sizes.values())
+        sizes = spec.kinds
+        return sum(self.bits[kind.name] * n for kind, n in sizes.items()) / sum(sizes.values())
 
 
-def coded_weights(spec: ModelSpec) -> dict[str, int]:
-    """Number of weights of each kind over all layers."""
-    full, every, hidden = len(spec.full_layers), len(spec.layers), spec.hidden
-    query, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    sizes = {
-        **dict.fromkeys(("mlp.gate", "mlp.up", "mlp.down"), every * hidden * spec.intermediate),
-        **dict.fromkeys(("attention.k", "attention.v"), full * hidden * kv),
-        "attention.q": full * hidden * query * (2 if spec.gated else 1),
-        "attention.o": full * hidden * query,
-    }
-    if spec.gdn is not None:
-        value = spec.gdn.v_heads * spec.gdn.v_dim
-        gdn = len(spec.gdn_layers) * hidden
-        sizes |= {"gdn.qkv": gdn * spec.gdn.conv_channels, "gdn.z": gdn * value, "gdn.out": gdn * value}
-    return sizes
-
-
-def _promote(sizes: Mapping[str, int], bits: float, fixed: Mapping[str, int]) -> dict[str, int]:
-    rates = {kind: fixed.get(kind, int(bits)) for kind in sizes}
-    budget = bits * sum(sizes.values()) - sum(rates[kind] * n for kind, n in sizes.items())
-    for kind in PROMOTION:
-        if kind in sizes and kind not in fixed and sizes[kind] <= budget and rates[kind] < bits:
-            rates[kind] += 1
+def _promote(sizes: Mapping[Kind, int], bits: float, fixed: Mapping[str, int]) -> dict[str, int]:
+    rates = {kind.name: fixed.get(kind.name, int(bits)) for kind in sizes}
+    budget = bits * sum(sizes.values()) - sum(rates[kind.name] * n for kind, n in sizes.items())
+    for kind in sorted(sizes, key=lambda kind: kind.order):
+        if kind.name not in fixed and sizes[kind] <= budget and rates[kind.name] < bits:
+            rates[kind.name] += 1
             budget -= sizes[kind]
     return rates

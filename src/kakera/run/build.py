@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from kakera.arch.layout import Dtypes, checkpoint_record
 from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.constrain.compiler import Compiler
@@ -33,11 +34,11 @@ from kakera.run.pinned_store import PinnedStore, pinned_segments
 from kakera.run.runner import TorchRunner
 from kakera.run.side_stream import SideStream
 from kakera.run.starting import Tell
-from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore, Store
+from kakera.run.store import CheckpointShape, HostStore, Store
 from kakera.run.warmup import warm_up
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
-from kakera.target.as_torch import DTYPES, is_there
+from kakera.target.as_torch import DTYPES, activation_of, is_there
 from kakera.target.devices import device_bytes_used
 from kakera.text.tokenizer import Tokenizer
 
@@ -92,7 +93,8 @@ def build_engine(
     model = HybridModel.load(directory, dtype, device, partial(tell, LOADING), escha_bias=escha_bias)
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
-    shape = CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], dtype, device)
+    dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
+    shape = CheckpointShape(checkpoint_record(plan.spec, plan.kv.checkpoint_pages, dtypes), device)
     compiler = Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos)
     if grammars:
         compiler.prepare()

@@ -24,7 +24,7 @@ from kakera.kv.store import KvStore
 from kakera.model.state import StatePool
 from kakera.plan.store_sizes import ALIGNED, StoreSizes
 from kakera.run.side_stream import SideStream
-from kakera.run.store import CheckpointShape, tensors_of, with_tensors
+from kakera.run.store import CheckpointShape
 from kakera.run.transfer import upload
 
 log = logging.getLogger(__name__)
@@ -197,9 +197,9 @@ class PinnedStore:
 
 def _place(shape: CheckpointShape, kv: KvStore, sizes: StoreSizes) -> _Place:
     bytes_B = torch.empty(sizes.place_bytes, dtype=torch.uint8, device=shape.device)
-    checkpoint, sink, pages = shape.empty(0), kv.save_sink(0), kv.read_pages([0])
-    views = with_tensors(checkpoint, _views(bytes_B, tensors_of(checkpoint)))
-    return _Place(bytes_B, views, _views(bytes_B, [sink])[0], _page_views(bytes_B.view(-1, sizes.block), pages))
+    empty, sink, pages = shape.empty(0).parts, kv.save_sink(0), kv.read_pages([0])
+    checkpoint = CheckpointTensors(0, dict(zip(empty, _views(bytes_B, list(empty.values())), strict=True)))
+    return _Place(bytes_B, checkpoint, _views(bytes_B, [sink])[0], _page_views(bytes_B.view(-1, sizes.block), pages))
 
 
 def _page_views(bytes_NB: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -50,12 +50,7 @@ def prints(runner: TorchRunner, rows: Iterable[Segment]) -> list[bytes]:
     not the same twice."""
     if target_of(runner.device).has_cards:
         return []
-    return [_hash(slot_tensors(runner, row.slot)) + _hash(complete_pages(runner, row)) for row in rows]
-
-
-def slot_tensors(runner: TorchRunner, slot: int) -> tuple[Tensor, ...]:
-    """States [L, V, K, D] and convolution columns [L, W, C] of a slot."""
-    return runner.states.state_LSVKD[:, slot], runner.states.conv_LSWC[:, slot]
+    return [_hash(runner.states.of(row.slot)) + _hash(complete_pages(runner, row)) for row in rows]
 
 
 def complete_pages(runner: TorchRunner, row: Segment) -> tuple[Tensor, ...]:

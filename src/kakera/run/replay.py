@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import torch
 from torch import Tensor
 
+from kakera.arch.layout import Dtypes, checkpoint_record
 from kakera.contract.grid import PAGE, pages_for
 from kakera.contract.recording import Header, Input, RecordedStep, Yielded
 from kakera.contract.step import ResetSlot, RestoreCheckpoint, SamplingInput, Segment, StepPlan, StepResult
 from kakera.errors import UsageError
-from kakera.kv.batch import CheckpointTensors
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.state import StatePool
@@ -28,8 +28,8 @@ from kakera.plan.plan import Plan
 from kakera.run.page_tables import PageTables
 from kakera.run.record import prints
 from kakera.run.runner import TorchRunner
-from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore
-from kakera.target.as_torch import target_of
+from kakera.run.store import CheckpointShape, HostStore
+from kakera.target.as_torch import activation_of, target_of
 
 TOLERANCE = 2**-9  # of a GPU, and of states that were stored in 16 bits: largest difference over largest value
 
@@ -135,13 +135,12 @@ def cold_prefix(like: TorchRunner, plan: Plan, tokens: Sequence[int]) -> dict[st
     """What a slot and its pages hold behind `tokens`, whose number is a multiple of PAGE, computed from the first one
     by the model of `like`, in its chunks, with nothing cached."""
     pages = pages_for(len(tokens)) + 1
-    device, dtype = like.device, like.states.conv_LSWC.dtype
+    device, dtype = like.device, like.model.weights.embedding.dtype
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
     kv = KVCache(plan.spec, plan.kv, pages, 1, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, 1, device, dtype)
-    store = HostStore(
-        CheckpointShape(plan.spec, plan.kv, STATE_DTYPES[plan.state_dtype], dtype, device), kv.store, states
-    )
+    record = checkpoint_record(plan.spec, plan.kv.checkpoint_pages, Dtypes(plan.state_dtype, activation_of(dtype)))
+    store = HostStore(CheckpointShape(record, device), kv.store, states)
     runner = TorchRunner(like.model, kv, states, store, PageTables(1, pages, device), like.chooser)
     for start in range(0, len(tokens), plan.chunk):
         piece = tuple(tokens[start : start + plan.chunk])
@@ -156,15 +155,10 @@ def _held(runner: TorchRunner, slot: int, position: int, pages: Sequence[int]) -
     record = runner.store.new_checkpoint(position)
     runner.states.save(slot, record)
     runner.kv.store.save_window(slot, record)
-    parts = {name: value.clone() for name, value in _tensors(record) if name != "hidden_H"}
+    parts = {name: value.clone() for name, value in record.parts.items() if name != "hidden"}
     stored = runner.kv.store.read_pages(torch.tensor(pages, dtype=torch.int64, device=runner.device))
     parts |= {f"pages ({i})": tensor for i, tensor in enumerate(stored)}
     return {**parts, "sink": runner.kv.store.save_sink(slot)}
-
-
-def _tensors(record: CheckpointTensors) -> Iterator[tuple[str, Tensor]]:
-    values = ((field.name, getattr(record, field.name)) for field in fields(record))
-    return ((name, value) for name, value in values if isinstance(value, Tensor))
 
 
 def _gap(one: Tensor, other: Tensor, exact: bool) -> str | None:

@@ -68,7 +68,7 @@ class TorchRunner:
         self.tables = tables
         self.chooser = chooser
         self.graphs = graphs
-        self.device = states.state_LSVKD.device
+        self.device = states.device
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
@@ -118,7 +118,7 @@ class TorchRunner:
         self.store.arrive()
         batch, staged = self._batch(plan)
         drafted = [row.slot for row in plan.decode if row.drafts]
-        before = {slot: [live[:, slot].clone() for live in self._live()] for slot in drafted}
+        before = {slot: [live.clone() for live in self.states.of(slot)] for slot in drafted}
         hidden_TH = self.model.hidden(batch, self.kv.backend, self.states)
         sampled = [row for row in plan.rows if row.sampled]
         drawn = self._draw(sampled, sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampled else None
@@ -145,16 +145,12 @@ class TorchRunner:
         again: list[Segment] = []
         for row, count in zip(rows, kept, strict=False):
             if count < len(row.tokens):
-                for live, saved in zip(self._live(), before[row.slot], strict=True):
-                    live[:, row.slot] = saved
+                for live, saved in zip(self.states.of(row.slot), before[row.slot], strict=True):
+                    live.copy_(saved)
                 again.append(_without_drafts(row, count))
         if again:
             batch, _ = self._batch(StepPlan(0, decode=tuple(again)))
             self.model.hidden(batch, self.kv.backend, self.states)
-
-    def _live(self) -> tuple[Tensor, Tensor]:
-        """The recurrent states, slots at dimension 1."""
-        return self.states.state_LSVKD, self.states.conv_LSWC
 
     def _save_behind(self, rows: Sequence[Segment], hidden_RH: Iterable[Tensor]) -> None:
         """Checkpoints at the end of decode rows are what their slots hold now."""

@@ -7,56 +7,32 @@ the plain store, which copies where it stands; a GPU's, `pinned_store.py`, copie
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kakera.contract.grid import PAGE
+from kakera.arch.layout import Record
 from kakera.contract.step import Drop
 from kakera.kv.batch import CheckpointTensors
 from kakera.kv.store import KvStore
 from kakera.model.state import StatePool
-from kakera.plan.kv_format import KvFormat
-from kakera.plan.spec import ModelSpec
-
-STATE_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-WINDOW_DTYPE = torch.bfloat16
+from kakera.target.as_torch import DTYPES
 
 
 @dataclass(frozen=True)
 class CheckpointShape:
     """Allocates checkpoints of one model on one device."""
 
-    spec: ModelSpec
-    kv: KvFormat
-    state_dtype: torch.dtype
-    dtype: torch.dtype  # of activations: conv columns and the last hidden state
+    record: Record
     device: torch.device
 
     def empty(self, position: int) -> CheckpointTensors:
         """Tensors for the state after `position` tokens, for the layers to fill."""
-        spec, gdn = self.spec, self.spec.gdn
-        layers, full = len(spec.gdn_layers), len(spec.full_layers)
-        window = (full, self.kv.window_pages, spec.kv_heads, PAGE, spec.head_dim)
-
-        def make(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            # zeros: window pages before position 0 are never written and must not hold NaN
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        state = conv = None
-        if gdn is not None and layers:
-            state = make((layers, gdn.v_heads, gdn.k_dim, gdn.v_dim), self.state_dtype)
-            conv = make((layers, gdn.conv_taps - 1, gdn.conv_channels), self.dtype)
-        return CheckpointTensors(
-            position=position,
-            state_LVKD=state,
-            conv_LCW=conv,
-            window_k=make(window, WINDOW_DTYPE) if self.kv.windowed else None,
-            window_v=make(window, WINDOW_DTYPE) if self.kv.windowed else None,
-            hidden_H=make((spec.hidden,), self.dtype),
-        )
+        # zeros: window pages before position 0 are never written and must not hold NaN
+        made = (torch.zeros(p.shape, dtype=DTYPES[p.dtype], device=self.device) for p in self.record)
+        return CheckpointTensors(position, dict(zip((part.name for part in self.record), made, strict=True)))
 
 
 class Store(Protocol):
@@ -156,7 +132,7 @@ class HostStore:
             self.pages.pop(page, None)
 
     def bytes(self) -> int:
-        tensors = [t for checkpoint in self.checkpoints.values() for t in tensors_of(checkpoint)]
+        tensors = [t for checkpoint in self.checkpoints.values() for t in checkpoint.parts.values()]
         tensors += [*self.sinks.values(), *(t for page in self.pages.values() for t in page)]
         return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -164,18 +140,6 @@ class HostStore:
         return self.bytes()
 
 
-def tensors_of(checkpoint: CheckpointTensors) -> list[Tensor]:
-    """Those that this kind of model and cache has, in a fixed order."""
-    values = [getattr(checkpoint, f.name) for f in fields(checkpoint)]
-    return [v for v in values if isinstance(v, Tensor)]
-
-
-def with_tensors(like: CheckpointTensors, tensors: Sequence[Tensor]) -> CheckpointTensors:
-    """A checkpoint of `tensors`, in the order of `tensors_of(like)`."""
-    names = [f.name for f in fields(like) if isinstance(getattr(like, f.name), Tensor)]
-    return replace(like, **dict(zip(names, tensors, strict=True)))  # type: ignore[arg-type]
-
-
 def _to_host(checkpoint: CheckpointTensors) -> CheckpointTensors:
-    """The same object if it is in host memory already (the CPU engine), else a copy there."""
-    return with_tensors(checkpoint, [tensor.cpu() for tensor in tensors_of(checkpoint)])
+    """The tensors are the same if they are in host memory already (the CPU engine), else copies there."""
+    return CheckpointTensors(checkpoint.position, {name: part.cpu() for name, part in checkpoint.parts.items()})

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kakera.arch.registry import load_spec
 from kakera.chat.template import ChatTemplate
 from kakera.constrain.compiler import Compiler
 from kakera.errors import CheckpointError
-from kakera.plan.spec import ModelSpec
 from kakera.text.tokenizer import Tokenizer
 
 
@@ -64,7 +64,7 @@ class ServedModel:
     @staticmethod
     def load(directory: Path, name: str) -> ServedModel:
         """Raises CheckpointError naming the file that is missing or broken."""
-        spec = ModelSpec.load(directory)
+        spec = load_spec(directory)
         tokenizer = Tokenizer.load(directory)
         eos = spec.eos or (() if tokenizer.eos is None else (tokenizer.eos,))
         template = ChatTemplate.load(directory, tokenizer)

@@ -7,18 +7,29 @@ from functools import cache
 
 import torch
 
+from kakera.arch.layout import Dtype
 from kakera.errors import UsageError
 from kakera.target.kernels import is_half
-from kakera.target.target import CPU, CUDA, Dtype, Target
+from kakera.target.target import CPU, CUDA, Target
 
-DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES: dict[Dtype, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "uint8": torch.uint8,
+}
 HALVES = tuple(dtype for name, dtype in DTYPES.items() if is_half(name))  # what kernels take
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def name_of(dtype: torch.dtype) -> Dtype | None:
-    """None for dtypes that no activation has."""
+    """None for dtypes that kakera stores nothing in."""
     return _NAMES.get(dtype)
+
+
+def activation_of(dtype: torch.dtype) -> Dtype:
+    """The name of a dtype of activations. Raises KeyError for what none has."""
+    return _NAMES[dtype]
 
 
 @cache

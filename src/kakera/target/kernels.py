@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kakera.target.target import Dtype, Target
+from kakera.arch.layout import Dtype
+from kakera.target.target import Target
 
 OLDEST = (8, 0)  # compute capability: m16n8k16 products
 EIGHT = 8  # channels of a load of 16 bytes

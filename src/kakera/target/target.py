@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kakera.arch.layout import DTYPE_BYTES, Dtype
+
 Kind = Literal["cpu", "cuda"]
-Dtype = Literal["fp32", "bf16", "fp16"]
 StateDtype = Literal["fp32", "fp16"]
 
 MIB = 2**20
-DTYPE_BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 @dataclass(frozen=True)

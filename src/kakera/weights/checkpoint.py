@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.arch.registry import load_spec
+from kakera.arch.spec import ModelSpec
 from kakera.errors import CheckpointError
-from kakera.plan.spec import ModelSpec
 from kakera.weights import escha, exl3, int8, plain, synthetic
 from kakera.weights.coded import CodedLinear
-from kakera.weights.files import StoredTensor, read_header
+from kakera.weights.files import stored_tensors
 from kakera.weights.leaves import Leaves
-
-IGNORED = ("model.visual.",)  # the vision tower: known, not served
-OPTIONAL = ("mtp.",)  # a draft layer may be there or not
-PREFIXES = (  # stored -> canonical, first match wins
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head", "lm_head"),
-)
 
 
 class Format(Protocol):
@@ -65,6 +57,7 @@ class Checkpoint:
         self.spec = spec
         self._modules = modules
         self._escha_bias = escha_bias
+        self._aliases = {name: tensor.alias for name, tensor in spec.tensors().items() if tensor.alias}
 
     @staticmethod
     def open(directory: Path, *, escha_bias: bool = False) -> Checkpoint:
@@ -74,10 +67,10 @@ class Checkpoint:
         Published Escha scores are without those biases, hence the default. Raises CheckpointError if a file is
         missing or damaged, or if there are no such biases to add.
         """
-        spec = ModelSpec.load(directory)
+        spec = load_spec(directory)
         modules: dict[str, Leaves] = {}
-        for stored in synthetic.tensors_of(directory, spec) or _all_tensors(directory):
-            module, _, leaf = canonical_name(stored.name).rpartition(".")
+        for stored in synthetic.tensors_of(directory, spec) or stored_tensors(directory):
+            module, _, leaf = spec.names.canonical(stored.name).rpartition(".")
             modules.setdefault(module, Leaves(module)).add(leaf, stored)
         if escha_bias and not any(escha.MARK in leaves and "bias" in leaves for leaves in modules.values()):
             raise CheckpointError(f"{directory} has no biases on Escha linears: there is nothing to switch on")
@@ -85,7 +78,7 @@ class Checkpoint:
 
     def modules(self, *, vision: bool = False) -> list[str]:
         """Canonical names of all modules that own tensors, in natural order; those of the vision tower on request."""
-        return sorted((m for m in self._modules if vision or not _ignored(m)), key=_natural)
+        return sorted((m for m in self._modules if vision or not self._ignored(m)), key=_natural)
 
     def has(self, name: str) -> bool:
         """Whether a module or a tensor of that name is stored."""
@@ -109,7 +102,7 @@ class Checkpoint:
         device: str | torch.device = "cpu",
     ) -> Tensor:
         """Weight [O, I] of a linear, or rows [V, H] of an embedding, decoded from whatever format it is stored in."""
-        leaves = self.leaves("model.embed_tokens" if self._head_is_tied(name) else name)
+        leaves = self.leaves(self._stored(name))
         return FORMATS[self.kind(leaves.module)].read(leaves, out_channels, in_channels, dtype, device)
 
     def bias(
@@ -120,7 +113,7 @@ class Checkpoint:
         device: str | torch.device = "cpu",
     ) -> Tensor | None:
         """Bias [O] of a linear, or None. Escha's biases count only with the switch `escha_bias`."""
-        leaves = self.leaves("model.embed_tokens" if self._head_is_tied(name) else name)
+        leaves = self.leaves(self._stored(name))
         if "bias" not in leaves or (escha.MARK in leaves and not self._escha_bias):
             return None
         return leaves.read("bias", (out_channels,), dtype, device)
@@ -164,7 +157,7 @@ class Checkpoint:
         and of a draft layer may be there unasked.
         """
         wanted = set(expected)
-        missing = sorted((n for n in wanted if not self.has(n) and not self._head_is_tied(n)), key=_natural)
+        missing = sorted((n for n in wanted if not self.has(self._stored(n))), key=_natural)
         extra = sorted((n for m in self.modules() for n in self._unexpected(m, wanted)), key=_natural)
         complaints = [
             f"{len(n)} tensors {what}: {_some(n)}" for what, n in (("missing", missing), ("extra", extra)) if n
@@ -173,56 +166,24 @@ class Checkpoint:
             raise CheckpointError(f"{self.directory} does not fit the model: {'; '.join(complaints)}")
 
     def _unexpected(self, module: str, wanted: set[str]) -> list[str]:
-        if module in wanted or module.startswith(OPTIONAL):
+        if module in wanted or module.startswith(self.spec.optional):
             return []
         leaves = self._modules[module]
         names = {f"{module}.{leaf}" if module else leaf: leaf for leaf in leaves.names()}
         return [f"{name} in {leaves[leaf].path}" for name, leaf in names.items() if name not in wanted]
 
-    def _head_is_tied(self, name: str) -> bool:
-        return name == "lm_head" and self.spec.tied and name not in self._modules
+    def _stored(self, name: str) -> str:
+        """The module that stands for `name`: another one for a tensor that is absent and declared as an alias."""
+        return name if name in self._modules else self._aliases.get(name, name)
+
+    def _ignored(self, module: str) -> bool:
+        return f"{module}.".startswith(self.spec.names.ignored)
 
     def leaves(self, module: str, name: str | None = None) -> Leaves:
         """The stored tensors of a module. `name`: the tensor that was asked for, for the error message."""
         if module not in self._modules:
             raise CheckpointError(f"tensor {name or module} is missing in {self.directory}")
         return self._modules[module]
-
-
-def canonical_name(stored: str) -> str:
-    """The name without the wrapper that multimodal checkpoints put around the text model."""
-    for prefix, replacement in PREFIXES:
-        if stored.startswith(prefix):
-            return replacement + stored.removeprefix(prefix)
-    return stored
-
-
-def _all_tensors(directory: Path) -> list[StoredTensor]:
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.is_file():
-        found = read_header(single)
-    elif index.is_file():
-        found = _indexed_tensors(directory, index)
-    else:
-        raise CheckpointError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
-    draft = directory / "mtp" / "model.safetensors"
-    return found + (read_header(draft) if draft.is_file() else [])
-
-
-def _indexed_tensors(directory: Path, index: Path) -> list[StoredTensor]:
-    try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(f"{index}: not a safetensors index ({error!r})") from None
-    shards: dict[str, dict[str, StoredTensor]] = {}
-    for name, shard in weight_map.items():
-        if shard not in shards:
-            if not (directory / shard).is_file():
-                raise CheckpointError(f"{index} puts tensor {name} into {shard}, but that file is missing")
-            shards[shard] = {stored.name: stored for stored in read_header(directory / shard)}
-        if name not in shards[shard]:
-            raise CheckpointError(f"{index} puts tensor {name} into {shard}, but the file does not hold it")
-    return [shards[shard][name] for name, shard in weight_map.items()]
 
 
 def _entries(leaves: Leaves) -> list[Entry]:
@@ -233,10 +194,6 @@ def _entries(leaves: Leaves) -> list[Entry]:
             return [Entry(leaves.module, kind, shape, leaves.bytes(), 8 * leaves.bytes() / count)]
     lone = [(f"{leaves.module}.{leaf}", leaves[leaf]) for leaf in leaves.names()]
     return [Entry(name, "plain", s.shape, s.bytes, 8.0 * s.torch_dtype.itemsize) for name, s in lone]
-
-
-def _ignored(module: str) -> bool:
-    return f"{module}.".startswith(IGNORED)
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

@@ -6,16 +6,14 @@ positional reads do not, so loading never needs more than the tensors asked for 
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from kakera.arch.stored import TensorHeader, read_headers, stored_headers
 from kakera.errors import CheckpointError
 from kakera.target.as_torch import target_of
 
@@ -32,19 +30,11 @@ DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 BUFFER_BYTES = 16 << 20  # of one read; large enough for full disk speed, small beside any model
-HEADER_LIMIT = 100 << 20  # the format's own limit
 
 
 @dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of one file. `name` is the name in the file, `offset` counts from the start of the file."""
-
-    name: str
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    bytes: int
+class StoredTensor(TensorHeader):
+    """One tensor of one file, which can be read."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -52,43 +42,19 @@ class StoredTensor:
             raise CheckpointError(f"{self}: dtype {self.dtype} is not supported")
         return DTYPES[self.dtype]
 
-    def __str__(self) -> str:
-        return f"tensor {self.name} in {self.path}"
-
     def read(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Tensor:
         """See `read_tensor`. Made-up weights (`kakera.weights.synthetic`) override this."""
         return read_tensor(self, dtype, device)
 
 
 def read_header(path: Path) -> list[StoredTensor]:
-    """Records of all tensors of a file. Raises CheckpointError if the file is missing, truncated or malformed."""
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, HEADER_LIMIT):
-            raise CheckpointError(f"{path} is truncated or no safetensors file: {size} bytes, header of {length}")
-        try:
-            header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            records = [_record(path, name, item, 8 + length) for name, item in header.items()]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path}: malformed safetensors header ({error!r})") from None
-    for record in records:
-        if record.offset + record.bytes > size:
-            raise CheckpointError(
-                f"{record} ends at byte {record.offset + record.bytes}, the file at {size}: truncated"
-            )
-    return records
+    """All tensors of a file. Raises CheckpointError if the file is missing, truncated or malformed."""
+    return [StoredTensor(**vars(header)) for header in read_headers(path)]
 
 
-def _record(path: Path, name: str, item: dict[str, Any], base: int) -> StoredTensor:
-    begin, end = item["data_offsets"]
-    record = StoredTensor(name, path, item["dtype"], tuple(item["shape"]), base + begin, end - begin)
-    if record.dtype in DTYPES and record.bytes != math.prod(record.shape) * record.torch_dtype.itemsize:
-        raise ValueError(f"{name}: {record.bytes} bytes for {record.dtype} {list(record.shape)}")
-    return record
+def stored_tensors(directory: Path) -> list[StoredTensor]:
+    """All tensors of a model directory; those of a draft layer's folder come last. Raises CheckpointError."""
+    return [StoredTensor(**vars(header)) for header in stored_headers(directory)]
 
 
 def read_tensor(

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
+from kakera.arch.stored import read_config
+from kakera.arch.tensors import BLOCK, Values
+from kakera.arch.tensors import Tensor as Declared
 from kakera.errors import CheckpointError
-from kakera.model.parameters import parameters
-from kakera.plan.spec import ModelSpec
-from kakera.plan.weights import ESCHA_BITS, RANDOM_WEIGHTS, read_config
+from kakera.plan.weights import RANDOM_WEIGHTS
 from kakera.weights.files import DTYPES, StoredTensor
-from kakera.weights.hadamard import BLOCK
 
 CODE_DEVIATION = 1.24411  # of the mcg codebook under uniform states
 INT8_DEVIATION = 73.6  # of whole numbers, uniform in -127 .. 127
@@ -65,17 +66,9 @@ def random_tensors(spec: ModelSpec, config: dict[str, Any], directory: Path) -> 
     dtype = torch.float16 if method else torch.bfloat16
     maker = _Maker(directory, int(config[RANDOM_WEIGHTS]), dtype)
     found: list[RandomTensor] = []
-    for name, shape in parameters(spec).items():
-        if name == "lm_head" and spec.tied:
-            continue
-        if len(shape) != 2:
-            found.append(maker.tensor(name, shape, dtype, _small(name, spec)))
-        elif method and name in ("model.embed_tokens", "lm_head"):
-            found += maker.int8(name, *shape)
-        elif method and not name.endswith(("in_proj_a", "in_proj_b")):
-            found += maker.escha(name, *shape)
-        else:
-            found.append(maker.plain(name, *shape))
+    for declared in spec.tensors().values():
+        if not declared.alias:
+            found += maker.tensors(declared, method)
     return found
 
 
@@ -89,22 +82,31 @@ class _Maker:
         size = math.prod(shape) * dtype.itemsize
         return RandomTensor(name, self.directory, DTYPE_NAMES[dtype], shape, 0, size, self.seed, fill)
 
-    def plain(self, name: str, outputs: int, inputs: int) -> RandomTensor:
-        deviation = 1.0 if name == "model.embed_tokens" else inputs**-0.5
-        return self.tensor(f"{name}.weight", (outputs, inputs), self.dtype, normal(0.0, deviation))
+    def tensors(self, declared: Declared, method: str) -> Iterator[RandomTensor]:
+        """As they are stored."""
+        if declared.role == "small":
+            return iter([self.tensor(declared.name, declared.shape, self.dtype, _small(declared))])
+        form = {"escha": self.escha, "int8": self.int8}.get(declared.stored_as(method), self.plain)
+        return form(declared)
 
-    def int8(self, name: str, rows: int, columns: int) -> Iterator[RandomTensor]:
-        deviation = 1.0 if name == "model.embed_tokens" else columns**-0.5
-        yield self.tensor(f"{name}.weight_int8", (rows, columns), torch.int8, _int8)
-        yield self.tensor(f"{name}.weight_scale", (rows,), torch.float16, normal(deviation / INT8_DEVIATION))
+    def plain(self, declared: Declared) -> Iterator[RandomTensor]:
+        name = declared.name if declared.role == "stack" else f"{declared.name}.weight"
+        yield self.tensor(name, declared.shape, self.dtype, normal(0.0, _deviation(declared)))
 
-    def escha(self, name: str, outputs: int, inputs: int) -> Iterator[RandomTensor]:
+    def int8(self, declared: Declared) -> Iterator[RandomTensor]:
+        scale = _deviation(declared) / INT8_DEVIATION
+        yield self.tensor(f"{declared.name}.weight_int8", declared.shape, torch.int8, _int8)
+        yield self.tensor(f"{declared.name}.weight_scale", declared.shape[:1], torch.float16, normal(scale))
+
+    def escha(self, declared: Declared) -> Iterator[RandomTensor]:
         """The leaves of a coded linear. Transforms keep lengths, so weights deviate by rin x codebook x rout."""
+        name, kind, (outputs, inputs) = declared.name, declared.kind, declared.shape
+        assert kind is not None
         if outputs % BLOCK or inputs % BLOCK:
             raise CheckpointError(
                 f"{self.directory}: {name} is [{outputs}, {inputs}], and Escha codes multiples of {BLOCK} channels only"
             )
-        bits = ESCHA_BITS.get(name.rpartition(".")[2], 2)
+        bits = kind.escha
         half, single = torch.float16, torch.float32
         leaves: dict[str, tuple[tuple[int, ...], torch.dtype, Fill]] = {
             "escha_code": ((inputs // 16, outputs // 16, 16 * bits), torch.int16, _codes),
@@ -126,16 +128,17 @@ def normal(mean: float, deviation: float = 0.0) -> Fill:
     return fill
 
 
-def _small(name: str, spec: ModelSpec) -> Fill:
-    """Norms, the convolution and the gates of Gated DeltaNet."""
-    if name.endswith("A_log"):
-        return _decays
-    if name.endswith("dt_bias"):
-        return _step_biases
-    if name.endswith("conv1d.weight"):
-        assert spec.gdn is not None
-        return normal(0.0, spec.gdn.conv_taps**-0.5)
-    return normal(1.0 if name.endswith("linear_attn.norm.weight") else 1.0 - spec.norm_offset, SCALE_SPREAD)
+def _deviation(declared: Declared) -> float:
+    """Rows that are looked up enter the residual stream as they are; products keep their input's length."""
+    return 1.0 if declared.role == "table" else float(declared.shape[-1] ** -0.5)
+
+
+def _small(declared: Declared) -> Fill:
+    """Norms, filters and the gates of heads."""
+    if declared.values == "filter":
+        return normal(0.0, float(declared.shape[-1] ** -0.5))
+    made: dict[Values, Fill] = {"decay": _decays, "step": _step_biases, "delta": normal(0.0, SCALE_SPREAD)}
+    return made.get(declared.values, normal(1.0, SCALE_SPREAD))
 
 
 def _noise(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.kv.backend import check_spans
 from kakera.kv.batch import Batch, Span
@@ -24,7 +25,6 @@ from kakera.kv.recent import fill_windows
 from kakera.kv.store import DenseStore, Int2Store
 from kakera.ops.heads import ProjectedHeads
 from kakera.plan.prefill_plan import PrefillPlan
-from kakera.plan.spec import ModelSpec
 from kakera.target.as_torch import HALVES
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.kv.backend import check_spans
 from kakera.kv.batch import Batch, Span
@@ -16,7 +17,6 @@ from kakera.kv.plain.keys import DecodeTokens, DenseKeys, WindowedKeys
 from kakera.kv.plain.pages import DensePool
 from kakera.kv.store import DenseStore, Int2Store
 from kakera.ops.heads import ProjectedHeads
-from kakera.plan.spec import ModelSpec
 
 
 class PlainAttention:

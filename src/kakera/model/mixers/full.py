@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention, AttentionPass
 from kakera.kv.batch import Batch
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights
 from kakera.ops.heads import ProjectedHeads
 from kakera.ops.rotary import Rotary
-from kakera.plan.spec import ModelSpec
 
 Attend = Callable[[ProjectedHeads], Tensor]  # -> o_TI, gated
 
@@ -31,6 +31,12 @@ class FullAttention:
     def plan(self, batch: Batch, attention: Attention, states: StatePool) -> _Pass:
         rotary = Rotary.at(batch.positions_T, self._spec.rotary_dim, self._spec.rope_theta)
         return _Pass(self._spec, self._layers, rotary, attention.plan(batch), batch.decode_tokens)
+
+
+def build(
+    spec: ModelSpec, layers: Sequence[AttentionWeights], device: torch.device, dtype: torch.dtype
+) -> FullAttention:
+    return FullAttention(spec, layers)
 
 
 @dataclass(frozen=True)

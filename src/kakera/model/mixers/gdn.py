@@ -9,14 +9,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
+from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention
 from kakera.kv.batch import Batch
 from kakera.model.mixers.gdn_kernels import KernelCore
 from kakera.model.mixers.gdn_plain import PlainCore
 from kakera.model.state import StatePool
 from kakera.model.weights import GdnWeights
-from kakera.plan.spec import GdnSpec
-from kakera.target.as_torch import name_of
+from kakera.target.as_torch import name_of, target_of
 from kakera.target.kernels import serves_gdn_step
 from kakera.target.target import Target
 
@@ -58,6 +59,11 @@ class _Pass:
         weights = self.layers[layer]
         mixed_TX = weights.proj_in(x_TH, self.decode_tokens).contiguous()
         return weights.proj_out(self.core.run(layer, weights, mixed_TX), self.decode_tokens)
+
+
+def build(spec: ModelSpec, layers: Sequence[GdnWeights], device: torch.device, dtype: torch.dtype) -> GatedDeltaNet:
+    assert spec.gdn is not None
+    return GatedDeltaNet(layers, core_for(spec.gdn, spec.rms_eps, target_of(device), dtype))
 
 
 def core_for(spec: GdnSpec, eps: float, target: Target, dtype: torch.dtype) -> Core:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.kv.batch import Batch, Save, Span
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
 from kakera.ops.gdn_step import StepRows, gdn_step
-from kakera.plan.spec import GdnSpec
 
 
 class _Row(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.arch.blocks import GdnSpec
 from kakera.kv.batch import Batch, Span
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
@@ -19,7 +20,6 @@ from kakera.ops.conv import causal_conv, causal_conv_step, conv_tail
 from kakera.ops.gated_delta import gated_delta_step
 from kakera.ops.gated_delta_chunk import gated_delta_chunk
 from kakera.ops.norm import l2_norm, rms_norm_gated
-from kakera.plan.spec import GdnSpec
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+"""Config: the keys of a config.json as an architecture's file asks for them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kakera.errors import CheckpointError
+
+# keys of other architectures: a model that has one computes something that its declaration does not say
+FOREIGN = ("hc_", "indexer_", "ple_", "ngram_", "moe_", "num_experts", "mlp_only_layers", "decoder_sparse_step")
+
+
+class Config:
+    """The text model's keys, over those of the whole model. `asked`: keys that a declaration has looked at."""
+
+    def __init__(self, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None):
+        self._values: dict[str, Any] = {**config, **config.get("text_config", {})}
+        self._generation = generation or {}
+        self._asked: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        """Raises KeyError."""
+        self._asked.add(key)
+        return self._values[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._asked.add(key)
+        return self._values.get(key, default)
+
+    def size(self, key: str) -> int:
+        """A count of something. Raises KeyError, TypeError, CheckpointError if it is none."""
+        size = self[key]
+        if not isinstance(size, int):
+            raise TypeError(f"{key} is {size!r}")
+        if size < 1:
+            raise CheckpointError(f"config.json: {key} is {size!r}, which is no size")
+        return size
+
+    def rope(self, key: str, default: Any) -> Any:
+        """Of `rope_parameters`, or beside it as older files have it."""
+        parameters = self.get("rope_parameters") or {}
+        return parameters.get(key, self.get(key, default))
+
+    def end_tokens(self) -> tuple[int, ...]:
+        """generation_config.json wins: chat models end a turn with a token that config.json does not name."""
+        found: list[int] = []
+        for source in (self._generation.get("eos_token_id"), self.get("eos_token_id")):
+            for token in source if isinstance(source, list) else [source]:
+                if isinstance(token, int) and token not in found:
+                    found.append(token)
+        return tuple(found)
+
+    def refuse_unknown(self, groups: Iterable[str]) -> None:
+        """Raise CheckpointError for a key of `groups` (beginnings of names), or of another architecture, that nobody
+        has asked for: what it changes would be computed wrongly in silence."""
+        begins = (*groups, *FOREIGN)
+        unknown = [k for k, v in self._values.items() if k not in self._asked and k.startswith(begins) and v]
+        if unknown:
+            raise CheckpointError(
+                f"config.json: {', '.join(sorted(unknown))} is not known of {self._values.get('model_type')}: "
+                "the model may be another one than kakera serves under that model_type"
+            )

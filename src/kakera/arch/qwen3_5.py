@@ -1,0 +1,83 @@
+"""Qwen3.5 (`qwen3_5`, `qwen3_5_text`): Gated DeltaNet and gated full attention, SwiGLU, a draft layer. No torch.
+
+Norms are stored as their distance from 1, but the one inside Gated DeltaNet. The gate of attention is a sigmoid,
+whatever `output_gate_type` says. Source: transformers' model type qwen3_5; of the draft layer, exllamav3 and SGLang.
+"""
+
+from __future__ import annotations
+
+from kakera.arch.blocks import AttentionSpec, Block, GdnSpec, SwiGlu
+from kakera.arch.config import Config
+from kakera.arch.spec import OF_DRAFT, AddNorm, Draft, Layer, ModelSpec, Site
+from kakera.arch.tensors import WHOLE, linear
+from kakera.errors import CheckpointError
+
+MIXERS = {"linear_attention": "gdn", "full_attention": "full"}  # names of config.json
+
+
+def declare(config: Config) -> ModelSpec:
+    hidden, residual = config.size("hidden_size"), AddNorm("delta")
+    full, gdn, mlp = _attention(config), _gdn(config), SwiGlu(config.size("intermediate_size"))
+    mixers: dict[str, Block] = {"gdn": gdn, "full": full}
+    layers = tuple(_layer(f"model.layers.{i}", mixers[kind], mlp) for i, kind in enumerate(mixer_kinds(config)))
+    drafts = tuple(_layer(f"mtp.layers.{i}", full, mlp) for i in range(config.get("mtp_num_hidden_layers", 0)))
+    config.refuse_unknown(("linear_",))
+    return ModelSpec(
+        model_type=config["model_type"],
+        vocab=config.size("vocab_size"),
+        hidden=hidden,
+        layers=layers,
+        residual=residual,
+        max_positions=config.size("max_position_embeddings"),
+        rms_eps=config.get("rms_norm_eps", 1e-6),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        eos=config.end_tokens(),
+        draft=_draft(hidden, residual, drafts) if drafts else None,
+    )
+
+
+def mixer_kinds(config: Config) -> tuple[str, ...]:
+    """`gdn` or `full` of every layer."""
+    count = config.size("num_hidden_layers")
+    interval = config.get("full_attention_interval", 4)
+    if types := config.get("layer_types"):
+        unknown = sorted(set(types) - set(MIXERS))
+        if unknown or len(types) != count:
+            raise CheckpointError(f"layer_types: {len(types)} entries for {count} layers, unknown kinds {unknown}")
+        return tuple(MIXERS[name] for name in types)
+    return tuple("full" if (i + 1) % interval == 0 else "gdn" for i in range(count))
+
+
+def _layer(name: str, mixer: Block, mlp: Block) -> Layer:
+    return Layer(name, (Site(mixer, "input_layernorm"), Site(mlp, "post_attention_layernorm")))
+
+
+def _attention(config: Config) -> AttentionSpec:
+    heads = config.size("num_attention_heads")
+    head_dim = config.get("head_dim") or config.size("hidden_size") // heads
+    return AttentionSpec(
+        heads=heads,
+        kv_heads=config.size("num_key_value_heads"),
+        head_dim=head_dim,
+        rotary_dim=int(head_dim * config.rope("partial_rotary_factor", 0.25)),
+        rope_theta=float(config.rope("rope_theta", 1e7)),
+        gated=True,
+        norms="delta",
+    )
+
+
+def _gdn(config: Config) -> GdnSpec:
+    return GdnSpec(
+        k_heads=config.size("linear_num_key_heads"),
+        v_heads=config.size("linear_num_value_heads"),
+        k_dim=config.size("linear_key_head_dim"),
+        v_dim=config.size("linear_value_head_dim"),
+        conv_taps=config.get("linear_conv_kernel_dim", 4),
+    )
+
+
+def _draft(hidden: int, residual: AddNorm, layers: tuple[Layer, ...]) -> Draft:
+    """Takes the hidden state behind the final norm; `fc` reads the embedding, then that."""
+    norms = (residual.read(f"mtp.pre_fc_norm_{part}", hidden) for part in ("embedding", "hidden"))
+    fc = linear("mtp.fc", hidden, 2 * hidden, OF_DRAFT, WHOLE)
+    return Draft("post-norm", hidden, (*(norm for read in norms for norm in read), fc), layers, "mtp.norm")

@@ -1,0 +1,38 @@
+"""A model shared by several ranks: the sizes that one of them computes with. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from kakera.arch.spec import Layer, ModelSpec
+from kakera.arch.tensors import by_rows
+
+
+def can_share(spec: ModelSpec, ranks: int) -> bool:
+    """Whether every tensor and every state can be cut for so many ranks where its declaration allows a cut."""
+    shards = {tensor.shard for block in spec.distinct for tensor in block.tensors(spec.hidden)}
+    shards |= {state.shard for state in spec.states} | {by_rows(0, spec.vocab)}
+    return all(shard.divides(ranks) for shard in shards)
+
+
+@lru_cache(16)
+def of_rank(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
+    """The declaration of what one rank holds: its heads, blocks and rows of the vocabulary, in all layers.
+
+    Its tensors have the shapes of the rank's parts (`Tensor.shard`). Raises ValueError if so many can not share it.
+    """
+    if ranks == 1:
+        return spec
+    if not can_share(spec, ranks):
+        raise ValueError(f"{ranks} ranks can not share this model evenly")
+    rows = (rank + 1) * spec.vocab // ranks - rank * spec.vocab // ranks
+    draft = spec.draft and replace(spec.draft, layers=_layers(spec.draft.layers, rank, ranks))
+    return replace(spec, vocab=rows, layers=_layers(spec.layers, rank, ranks), draft=draft)
+
+
+def _layers(layers: tuple[Layer, ...], rank: int, ranks: int) -> tuple[Layer, ...]:
+    return tuple(
+        replace(layer, sites=tuple(replace(site, block=site.block.of_rank(rank, ranks)) for site in layer.sites))
+        for layer in layers
+    )

@@ -1,0 +1,266 @@
+"""ModelSpec: the declaration of one model, and what follows from it for every room. No torch.
+
+Written by the file of its architecture from a config.json; every room takes names, shapes and sizes from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Literal, Protocol
+
+from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
+from kakera.arch.tensors import HEAD, ROWS, Kind, State, Tensor, Values, by_rows, small
+
+EMBEDDING, LM_HEAD, FINISH = "model.embed_tokens", "lm_head", "model.norm"
+OF_HEAD = Kind("head", -1)  # head and draft layer have rates of their own and are never given a bit more
+OF_DRAFT = Kind("mtp", -1, escha=3)
+
+
+class Residual(Protocol):
+    """How blocks read the residual stream and write to it: read(h) -> x and a token, write(h, y, token) -> h behind the
+    block, finish(h) -> x for the head. `kind`: which code does it, a key of the table in model/."""
+
+    kind: ClassVar[str]
+
+    @property
+    def streams(self) -> int:
+        """The stream is [tokens, streams x hidden]."""
+        ...
+
+    def read(self, name: str, hidden: int) -> tuple[Tensor, ...]:
+        """Tensors of the read called `name`."""
+        ...
+
+    def finish(self, name: str, hidden: int) -> tuple[Tensor, ...]: ...
+
+
+@dataclass(frozen=True)
+class AddNorm:
+    """One stream: a block reads its RMS norm and adds to it; a last norm finishes. `values` of the norms' weights."""
+
+    kind: ClassVar[str] = "add_norm"
+    streams: ClassVar[int] = 1
+
+    values: Values
+
+    def read(self, name: str, hidden: int) -> tuple[Tensor, ...]:
+        return (small(f"{name}.weight", (hidden,), self.values),)
+
+    finish = read
+
+
+@dataclass(frozen=True)
+class Site:
+    """A block where it stands in a layer. `read`: the name of its read of the stream; none of a block that takes the
+    stream itself (a side input)."""
+
+    block: Block
+    read: str = ""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """`sites` in the order in which they run; `name`: of the layer's module."""
+
+    name: str
+    sites: tuple[Site, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(site.block for site in self.sites)
+
+    def block(self, kind: str) -> Block | None:
+        """The first of that kind."""
+        return next((block for block in self.blocks if block.kind == kind), None)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft layer: `takes` the hidden state behind the last norm, or the stream before `finish`, `width` values of a
+    token; combines it with the next token's embedding by `tensors`; runs `layers`, whose attention is one more KV layer
+    each; and has a finish of its own. Embedding and head are the model's. `prefix`: of all its names."""
+
+    takes: Literal["post-norm", "stream"]
+    width: int
+    tensors: tuple[Tensor, ...]
+    layers: tuple[Layer, ...]
+    finish: str
+    prefix: str = "mtp."
+
+
+@dataclass(frozen=True)
+class Names:
+    """What stored names look like: (stored, canonical) prefixes of which the first match wins; modules that are known
+    and not served; modules that may be there unasked."""
+
+    wrappers: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+    def canonical(self, stored: str) -> str:
+        """The name without the wrapper that multimodal checkpoints put around the text model."""
+        for prefix, replacement in self.wrappers:
+            if stored.startswith(prefix):
+                return replacement + stored.removeprefix(prefix)
+        return stored
+
+
+QWEN_NAMES = Names(
+    wrappers=(
+        ("model.language_model.", "model."),
+        ("language_model.model.", "model."),
+        ("language_model.lm_head", "lm_head"),
+    ),
+    ignored=("model.visual.", "visual."),  # the vision tower
+    optional=("mtp.",),  # a draft layer
+)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """`hidden`: values of one residual stream; `vocab`: rows of embedding and head; `eos`: end tokens, the first of
+    which counts where one is meant."""
+
+    model_type: str
+    vocab: int
+    hidden: int
+    layers: tuple[Layer, ...]
+    residual: Residual
+    max_positions: int
+    rms_eps: float
+    tied: bool
+    eos: tuple[int, ...]
+    draft: Draft | None = None
+    names: Names = QWEN_NAMES
+
+    def __hash__(self) -> int:
+        """Of a few sizes: a plan asks for the same shares of a model again and again."""
+        return hash((self.model_type, self.vocab, self.hidden, len(self.layers), self.max_positions))
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Beginnings of names that may be stored or not, whatever is asked for."""
+        return self.names.optional + (() if self.draft is None else (self.draft.prefix,))
+
+    def counts(self, stored: str) -> bool:
+        """Whether serving loads a stored tensor: no draft layer, no vision tower."""
+        return not self.names.canonical(stored).startswith((*self.names.ignored, *self.optional))
+
+    def tensors(self, draft: bool = False) -> dict[str, Tensor]:
+        """All that a checkpoint must hold, by canonical name. `draft`: with the draft layer."""
+        rows = by_rows(0, self.vocab)
+        head = Tensor(LM_HEAD, (self.vocab, self.hidden), "linear", rows, HEAD, OF_HEAD)
+        found = [
+            Tensor(EMBEDDING, (self.vocab, self.hidden), "table", rows, ROWS),
+            *self.residual.finish(FINISH, self.hidden),
+            replace(head, alias=EMBEDDING) if self.tied else head,
+            *(tensor for layer in self.layers for tensor in self.of_layer(layer)),
+        ]
+        if draft and self.draft is not None:
+            found += self._of_draft(self.draft)
+        return {tensor.name: tensor for tensor in found}
+
+    def of_layer(self, layer: Layer) -> Iterator[Tensor]:
+        """The tensors of a layer under their full names, site by site."""
+        for site in layer.sites:
+            if site.read:
+                yield from self.residual.read(f"{layer.name}.{site.read}", self.hidden)
+            for tensor in site.block.tensors(self.hidden):
+                yield replace(tensor, name=f"{layer.name}.{site.block.name}.{tensor.name}")
+
+    def _of_draft(self, draft: Draft) -> Iterator[Tensor]:
+        parts = (tensor for layer in draft.layers for tensor in self.of_layer(layer))
+        for tensor in (*self.residual.finish(draft.finish, self.hidden), *draft.tensors, *parts):
+            yield replace(tensor, kind=OF_DRAFT) if tensor.kind else tensor
+
+    @cached_property
+    def distinct(self) -> Mapping[Block, int]:
+        """Blocks of different sizes, each with the number of layers that have it: what sums over layers need."""
+        found: dict[Block, int] = {}
+        for layer in self.layers:
+            for block in layer.blocks:
+                found[block] = found.get(block, 0) + 1
+        return found
+
+    @cached_property
+    def kinds(self) -> Mapping[Kind, int]:
+        """Number of weights of each kind of coded linears over all layers."""
+        found: dict[Kind, int] = {}
+        for block, layers in self.distinct.items():
+            for tensor in block.tensors(self.hidden):
+                if tensor.kind is not None:
+                    found[tensor.kind] = found.get(tensor.kind, 0) + layers * tensor.count
+        return found
+
+    @cached_property
+    def states(self) -> Mapping[State, int]:
+        """Every state of the layers, with the number of layers that have it."""
+        found: dict[State, int] = {}
+        for block, layers in self.distinct.items():
+            for state in block.states():
+                found[state] = found.get(state, 0) + layers
+        return found
+
+    def with_block(self, kind: str) -> tuple[int, ...]:
+        """The layers that have a block of that kind."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.block(kind) is not None)
+
+    @cached_property
+    def full_layers(self) -> tuple[int, ...]:
+        return self.with_block(AttentionSpec.kind)
+
+    @cached_property
+    def gdn_layers(self) -> tuple[int, ...]:
+        return self.with_block(GdnSpec.kind)
+
+    @cached_property
+    def attention(self) -> AttentionSpec:
+        """Of all layers that have one: rooms that store keys and values hold layers of one shape."""
+        found = next((block for block in self.distinct if isinstance(block, AttentionSpec)), None)
+        if found is None:
+            raise LookupError(f"{self.model_type} has no full-attention layer")
+        return found
+
+    @cached_property
+    def gdn(self) -> GdnSpec | None:
+        return next((block for block in self.distinct if isinstance(block, GdnSpec)), None)
+
+    @property
+    def heads(self) -> int:
+        return self.attention.heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.attention.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.attention.rotary_dim
+
+    @property
+    def rope_theta(self) -> float:
+        return self.attention.rope_theta
+
+    @property
+    def gated(self) -> bool:
+        return self.attention.gated
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.attention.group
+
+    @property
+    def kv_values_per_token(self) -> int:
+        """Values of K and V of one token over all full-attention layers."""
+        return 2 * len(self.full_layers) * self.kv_heads * self.head_dim
+
+    @property
+    def draft_layers(self) -> int:
+        return 0 if self.draft is None else len(self.draft.layers)

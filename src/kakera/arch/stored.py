@@ -1,0 +1,119 @@
+"""What a model directory stores, from the headers of its safetensors files; nothing else is read. No torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kakera.errors import CheckpointError
+
+HEADER_LIMIT = 100_000_000  # the format's own limit
+DTYPE_BYTES = {
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+SINGLE, INDEX, DRAFT = "model.safetensors", "model.safetensors.index.json", "mtp/model.safetensors"
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """One tensor of one file. `name` is the name in the file, `offset` counts from the start of the file."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"tensor {self.name} in {self.path}"
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json of a model directory, {} if there is none. `registry.load_spec` says what is wrong with one."""
+    path = directory / "config.json"
+    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return config
+
+
+def read_headers(path: Path) -> list[TensorHeader]:
+    """Of all tensors of a file. Raises CheckpointError if it is missing, damaged or cut off."""
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, HEADER_LIMIT):
+            raise CheckpointError(f"{path} is cut off or no safetensors file ({size} bytes); download it again")
+        try:
+            header = json.loads(file.read(length))
+            header.pop("__metadata__", None)
+            found = [_header(path, name, item, 8 + length) for name, item in header.items()]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path}: malformed safetensors header ({error!r})") from None
+    last = max(found, key=lambda tensor: tensor.offset + tensor.bytes, default=None)
+    if last is not None and (end := last.offset + last.bytes) > size:
+        raise CheckpointError(
+            f"{path} is cut off: {last.name} ends at byte {end}, the file at {size}; download it again"
+        )
+    return found
+
+
+def _header(path: Path, name: str, item: dict[str, Any], base: int) -> TensorHeader:
+    begin, end = item["data_offsets"]
+    found = TensorHeader(name, path, item["dtype"], tuple(item["shape"]), base + begin, end - begin)
+    width = DTYPE_BYTES.get(found.dtype)
+    if width is not None and found.bytes != math.prod(found.shape) * width:
+        raise ValueError(f"{name}: {found.bytes} bytes for {found.dtype} {list(found.shape)}")
+    return found
+
+
+def checkpoint_files(directory: Path) -> dict[Path, set[str]]:
+    """The files with weights, each with the tensors that an index wants of it (none of a single file). Raises
+    CheckpointError naming what is missing."""
+    index = directory / INDEX
+    if (directory / SINGLE).is_file():
+        return {directory / SINGLE: set()}
+    if not index.is_file():
+        raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}: it has no weights")
+    found: dict[Path, set[str]] = {}
+    try:
+        for name, file in json.loads(index.read_text())["weight_map"].items():
+            found.setdefault(directory / file, set()).add(name)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{index} can not be read ({error!r})") from None
+    for path, names in found.items():
+        if not path.is_file():
+            raise CheckpointError(
+                f"{index} puts tensor {min(names)} into {path.name}, but that file is missing; download it again"
+            )
+    return found
+
+
+def stored_headers(directory: Path) -> list[TensorHeader]:
+    """Of all tensors of a model directory; those of a draft layer's folder come last. Raises CheckpointError."""
+    found: list[TensorHeader] = []
+    for path, names in checkpoint_files(directory).items():
+        held = read_headers(path)
+        if missing := names - {tensor.name for tensor in held}:
+            raise CheckpointError(
+                f"{directory / INDEX} puts tensor {min(missing)} into {path.name}, but the file does not hold it"
+            )
+        found += [tensor for tensor in held if not names or tensor.name in names]
+    draft = directory / DRAFT
+    return found + (read_headers(draft) if draft.is_file() else [])

@@ -1,0 +1,173 @@
+"""What an architecture declares of its tensors and states, and how ranks share them. No torch.
+
+Everything else that a room says of a model (bytes of a plan, what a checkpoint must hold, rates of a quantiser, random
+weights, records of a store, slices of a rank) is a fold over these records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+BLOCK = 128  # channels that a trellis codec transforms together: nothing coded is cut inside of one
+
+Role = Literal["linear", "stack", "table", "small"]
+Format = Literal["plain", "int8", "escha", "exl3"]
+Values = Literal["weight", "scale", "delta", "filter", "decay", "step"]
+Place = Literal["device", "host", "file"]
+
+CODED: tuple[Format, ...] = ("escha", "exl3", "plain")  # what a linear of the layers may be stored as
+ROWS: tuple[Format, ...] = ("int8", "plain")  # what is looked up row by row
+HEAD: tuple[Format, ...] = ("int8", "exl3", "plain")
+PLAIN: tuple[Format, ...] = ("plain",)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a rank holds of a tensor or a state: along `axis`, of each of the consecutive `ranges` of (units, channels
+    of a unit), its share of whole units. No axis: every rank holds all of it.
+
+    `unequal`: shares may differ by a unit. Without it units that do not divide evenly can not be shared.
+    """
+
+    axis: int | None = None
+    ranges: tuple[tuple[int, int], ...] = ()
+    unequal: bool = False
+
+    def divides(self, ranks: int) -> bool:
+        """Whether so many ranks can share it."""
+        if self.axis is None or ranks == 1:
+            return True
+        return all(units >= ranks if self.unequal else units % ranks == 0 for units, _ in self.ranges)
+
+    def parts(self, rank: int, ranks: int) -> Iterator[tuple[int, int]]:
+        """(first channel, channel behind the last) of a rank in every range, along the whole tensor's axis.
+
+        Raises ValueError if so many ranks can not share it.
+        """
+        if not self.divides(ranks):
+            raise ValueError(f"{ranks} ranks can not share {self.ranges} evenly")
+        start = 0
+        for units, width in self.ranges:
+            yield start + rank * units // ranks * width, start + (rank + 1) * units // ranks * width
+            start += units * width
+
+    def shape(self, whole: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...]:
+        """Shape of a rank's part of a tensor of shape `whole`."""
+        if self.axis is None:
+            return whole
+        size = sum(end - begin for begin, end in self.parts(rank, ranks))
+        return (*whole[: self.axis], size, *whole[self.axis + 1 :])
+
+
+WHOLE = Shard()
+
+
+def by_heads(axis: int, *ranges: tuple[int, int]) -> Shard:
+    """(heads, channels of a head) one behind the other."""
+    return Shard(axis, ranges)
+
+
+def by_blocks(axis: int, channels: int, *, unequal: bool = False) -> Shard:
+    """By runs of 128 channels; a number of channels that is no multiple stays in one piece, which nobody shares."""
+    return Shard(axis, ((channels // BLOCK, BLOCK) if channels % BLOCK == 0 else (1, channels),), unequal)
+
+
+def by_rows(axis: int, rows: int) -> Shard:
+    """Rows that are independent of each other, as evenly as they go."""
+    return Shard(axis, ((rows, 1),), unequal=True)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Linears that get one rate when a model is quantised. `order`: which kind gets one bit more first, lowest first;
+    `escha`: bits a weight in Escha's published mix."""
+
+    name: str
+    order: int
+    escha: int = 2
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a model, under its canonical name: of its module for what has formats, its own for a small one.
+
+    shape: rows first, so [O, I] of a linear, [E, O, I] of a stack of experts, [rows, width] of a table.
+    role: a `linear` or a `stack` of linears multiplies activations; of a `table` only rows are looked up; `small` ones
+        (norms, filters, gates of heads) are never coded.
+    formats: what it may be stored as. Biases and scales of a format belong to their module and are not declared.
+    kind: None if no rate applies (it stays plain, or int8 rows).
+    values: what a small tensor's numbers mean: `scale` multiplies as it is, `delta` is stored as its distance from 1;
+        `filter` taps, `decay` log of a rate, `step` inverse softplus of a step. Loading and random weights ask.
+    alias: it may be absent, and is that tensor then (a tied head).
+    place, derived: of a table: where its rows lie, and integer constants (offsets, hash multipliers) that follow from
+        the config and are not read from a file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    shard: Shard = WHOLE
+    formats: tuple[Format, ...] = PLAIN
+    kind: Kind | None = None
+    values: Values = "weight"
+    alias: str = ""
+    place: Place = "device"
+    derived: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    def stored_as(self, method: str) -> Format:
+        """Its format in a checkpoint of the quantisation `method` (escha, exl3 or none)."""
+        if method == "escha":
+            return next(f for f in ("escha", "int8", "plain") if f in self.formats)
+        return "exl3" if method == "exl3" and "exl3" in self.formats else "plain"
+
+
+def linear(name: str, outputs: int, inputs: int, kind: Kind, shard: Shard) -> Tensor:
+    """A linear that formats code."""
+    return Tensor(name, (outputs, inputs), "linear", shard, CODED, kind)
+
+
+def gate(name: str, outputs: int, inputs: int, shard: Shard) -> Tensor:
+    """A linear that no format codes: small and sensitive."""
+    return Tensor(name, (outputs, inputs), "linear", shard)
+
+
+def small(name: str, shape: tuple[int, ...], values: Values, shard: Shard = WHOLE) -> Tensor:
+    return Tensor(name, shape, "small", shard, values=values)
+
+
+Lifetime = Literal["slot", "page", "checkpoint"]
+Commit = Literal["recurrent", "shift", "derived"]
+Precision = Literal["state", "activation", "codec", "bf16"]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a block of a layer remembers of a sequence.
+
+    shape: of a slot's or a checkpoint's state, of one layer; of a page's state, of one entry.
+    lifetime: `slot` as long as a request runs, `page` as long as its tokens' page is kept, `checkpoint` if only a
+        resumed request needs it.
+    dtype: `state` is float32 while it lives, and stored as the plan says; `activation` the dtype of activations;
+        `codec` the KV codec's; or a dtype.
+    commit: `recurrent` needs the scan again for tokens that a draft got wrong, `shift` drops its newest columns,
+        `derived` follows from others.
+    kept: whether a checkpoint carries a slot's state; False if it is empty on the grid.
+    tokens_per_entry: of a page's state.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    lifetime: Lifetime
+    dtype: Precision
+    commit: Commit
+    shard: Shard = WHOLE
+    kept: bool = True
+    tokens_per_entry: int = 1

@@ -1,0 +1,65 @@
+"""Headers of safetensors files: read whole, and clear about what is damaged or missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from kakera.arch.stored import checkpoint_files, read_headers, stored_headers
+from kakera.errors import CheckpointError
+
+
+def _write(path: Path, **tensors: np.ndarray) -> None:
+    save_file(tensors, path)
+
+
+def test_header_lists_every_tensor(tmp_path: Path) -> None:
+    _write(tmp_path / "a.safetensors", one=np.zeros((2, 3), np.float32), two=np.zeros(5, np.int8))
+    assert {(t.name, t.dtype, t.shape, t.bytes) for t in read_headers(tmp_path / "a.safetensors")} == {
+        ("one", "F32", (2, 3), 24),
+        ("two", "I8", (5,), 5),
+    }
+
+
+@pytest.mark.parametrize("keep", [0, 7, 40, -1])
+def test_cut_file_is_named(tmp_path: Path, keep: int) -> None:
+    path = tmp_path / "model.safetensors"
+    _write(path, one=np.zeros((20, 30), np.float32))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        read_headers(path)
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    _write(tmp_path / "model-00001-of-00002.safetensors", a=np.zeros(1, np.float32))
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002\.safetensors, but that file is missing"):
+        checkpoint_files(tmp_path)
+
+
+def test_directory_without_weights_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no weights"):
+        checkpoint_files(tmp_path)
+
+
+def test_a_tensor_that_no_file_holds_is_named_and_one_that_no_index_names_is_left_out(tmp_path: Path) -> None:
+    shard = "model-00001-of-00001.safetensors"
+    _write(tmp_path / shard, a=np.zeros(1, np.float32), b=np.zeros(2, np.float32))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    assert [tensor.name for tensor in stored_headers(tmp_path)] == ["a"]
+    index.write_text(json.dumps({"weight_map": {"a": shard, "c": shard}}))
+    with pytest.raises(CheckpointError, match=r"puts tensor c into .*, but the file does not hold it"):
+        stored_headers(tmp_path)
+
+
+def test_a_draft_layers_folder_belongs_to_the_directory(tmp_path: Path) -> None:
+    _write(tmp_path / "model.safetensors", a=np.zeros(1, np.float32))
+    (tmp_path / "mtp").mkdir()
+    _write(tmp_path / "mtp" / "model.safetensors", **{"mtp.fc.weight": np.zeros(1, np.float32)})
+    assert [tensor.name for tensor in stored_headers(tmp_path)] == ["a", "mtp.fc.weight"]
