@@ -51,7 +51,7 @@ def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
     """Read the headers of all shards; random weights have none. Raises CheckpointError for missing or damaged files."""
     if RANDOM_WEIGHTS in (config := read_config(directory)):
         return from_config(spec, config)
-    tensors = stored_headers(directory)
+    tensors = stored_headers(directory, spec.names.beside)
     return from_tensors(tensors, spec, source=f"{len(tensors)} tensors of {directory.name or directory}")
 
 

@@ -69,7 +69,7 @@ class Checkpoint:
         """
         spec = load_spec(directory)
         modules: dict[str, Leaves] = {}
-        for stored in synthetic.tensors_of(directory, spec) or stored_tensors(directory):
+        for stored in synthetic.tensors_of(directory, spec) or stored_tensors(directory, spec.names.beside):
             module, _, leaf = spec.names.canonical(stored.name).rpartition(".")
             modules.setdefault(module, Leaves(module)).add(leaf, stored)
         if escha_bias and not any(escha.MARK in leaves and "bias" in leaves for leaves in modules.values()):
