@@ -93,6 +93,10 @@ class BlockIndex:
         """Queries and the raw key, and the blocks that were chosen."""
         return (self.heads + 1) * self.dim + self.budget // self.ratio
 
+    @property
+    def tokens(self) -> int:
+        return self.budget + self.ratio - 1
+
     def tensors(self, hidden: int) -> tuple[Tensor, ...]:
         return (
             linear("indexer.index_qk_proj", (self.heads + 1) * self.dim, hidden, INDEX_QK, WHOLE),

@@ -205,6 +205,12 @@ class ModelSpec:
         return found
 
     @cached_property
+    def active(self) -> int:
+        """Weights of coded linears that one token goes through."""
+        tensors = ((tensor, n) for block, n in self.distinct.items() for tensor in block.tensors(self.hidden))
+        return int(sum(n * tensor.count * tensor.share for tensor, n in tensors if tensor.kind is not None))
+
+    @cached_property
     def states(self) -> Mapping[State, int]:
         """Every state of the layers, with the number of layers that have it."""
         found: dict[State, int] = {}

@@ -89,7 +89,7 @@ def _base(spec: ModelSpec, mean: Fraction, halves: bool) -> Fraction | None:
     step = 2 if halves and mean < HALF_RATES_BELOW else 1
     base = Fraction(math.floor(mean * step), step)
     total = sum(spec.kinds.values())
-    bits = sum(count * min(base + kind.above, MOST_BITS) for kind, count in spec.kinds.items())
+    bits = sum((count * min(base + kind.above, MOST_BITS) for kind, count in spec.kinds.items()), Fraction(0))
     mixed = any(kind.above == 0 for kind in spec.kinds) and abs(bits / total - mean) <= Fraction(1, 100)
     return base if mixed else None
 

@@ -14,6 +14,7 @@ from kakera.contract.grid import PAGE
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.devices import Machine
 from kakera.plan.kv_format import KvFormat
+from kakera.plan.placement import must, part_rows, place
 from kakera.plan.plan import Place, Plan, PlanRow, StateDtype, Wishes
 from kakera.plan.sizes import (
     CPU_OVERHEADS,
@@ -30,7 +31,7 @@ from kakera.plan.sizes import (
     scratch_bytes,
 )
 from kakera.plan.store_sizes import StoreSizes, fitting
-from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
+from kakera.plan.weights import CPU_LINEAR_BYTES, Placed, WeightBytes
 
 SLOT_CHOICES = (8, 4, 2, 1)
 CHUNK_DEFAULT = {"cpu": 512, "cuda": 2048}
@@ -165,19 +166,25 @@ class _Budget:
     def draft(self) -> Draft:
         fixed = self._device_rows() + self._host_rows()
         asked_cache = self.wishes.host_cache or 0
-        need = _total(fixed, "device") + (asked_cache if self.on_cpu else 0)
+        parts, kind = self.weights.parts, self.machine.kind
+        forced = must(parts, kind)
+        need = _total(fixed, "device") + forced + (asked_cache if self.on_cpu else 0)
         context = self.wishes.context or self._longest_context(self.usable - need)
         least = pages_for(context)
         need += least * self.page
         host_need = need if self.on_cpu else _total(fixed, "host") + self._cache_bytes(asked_cache)
-        cache = self._host_cache(self.host_usable - host_need)
+        placed = place(parts, kind, self.ranks, self.usable - need, self.host_usable - host_need)
+        apart = sum(part.device for part in placed) - forced
+        host_need += sum(part.host for part in placed)
+        cache = self._host_cache(self.host_usable - host_need - (apart if self.on_cpu else 0))
         extra_cache = self._cache_bytes(cache) - self._cache_bytes(asked_cache)
-        left = self.usable - need - (extra_cache if self.on_cpu else 0)
+        left = self.usable - need - apart - (extra_cache if self.on_cpu else 0)
         more = self._more_pages(left, context)
-        rows = (*fixed, *self._page_rows(context, least, more), self._cache_row(cache))
+        of_parts = (row for part in placed for row in part_rows(part))
+        rows = (*fixed, *of_parts, *self._page_rows(context, least, more), self._cache_row(cache))
         room = left - more * self.page
         host_room = room if self.on_cpu else self.host_usable - host_need - extra_cache
-        return Draft(self._plan(context, least + more, cache, rows), room, host_room, need, host_need)
+        return Draft(self._plan(context, least + more, cache, rows, placed), room, host_room, need, host_need)
 
     def _device_rows(self) -> tuple[PlanRow, ...]:
         spec, ranks = self.own, self.ranks
@@ -257,7 +264,9 @@ class _Budget:
             note = f"too little for a checkpoint of {each}: no prefix is kept"
         return PlanRow("prefix cache store", "host", self._cache_bytes(cache), note, "cache")
 
-    def _plan(self, context: int, pages: int, cache: int, rows: tuple[PlanRow, ...]) -> Plan:
+    def _plan(
+        self, context: int, pages: int, cache: int, rows: tuple[PlanRow, ...], placed: tuple[Placed, ...]
+    ) -> Plan:
         return Plan(
             spec=self.spec,
             kv=self.kv,
@@ -275,6 +284,7 @@ class _Budget:
             sink_bytes=self.kv.window_page_bytes(self.spec),
             page_bytes=self.kv.page_bytes(self.spec),
             rows=rows,
+            placed=placed,
         )
 
 

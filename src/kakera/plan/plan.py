@@ -7,6 +7,7 @@ from typing import Literal
 
 from kakera.arch.spec import ModelSpec
 from kakera.plan.kv_format import KvFormat
+from kakera.plan.weights import Placed
 
 StateDtype = Literal["fp32", "fp16"]
 Place = Literal["device", "host"]
@@ -64,6 +65,7 @@ class Plan:
     sink_bytes: int
     page_bytes: int
     rows: tuple[PlanRow, ...]
+    placed: tuple[Placed, ...] = ()  # weights that may lie apart from the others
 
     def total(self, place: Place) -> int:
         return sum(row.bytes for row in self.rows if row.place == place)

@@ -15,6 +15,7 @@ from kakera.plan.weights import WeightBytes
 DECODE_EFFICIENCY = 0.6
 PREFILL_EFFICIENCY = 0.35  # share of the peak fp16 rate, trellis decoding included; a guess until measured
 CPU_BANDWIDTH = 20e9  # bytes per second, two-channel laptop memory; not measured on this machine
+HOST_BANDWIDTH = 24e9  # bytes per second from pinned memory to a card, PCIe 4 x 16; less on narrower slots
 CPU_FLOPS = 100e9  # fp32 operations per second of a few AVX2 cores; not measured on this machine
 
 
@@ -33,14 +34,25 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     slowest = min(machine.devices, key=lambda d: _bandwidth(d, plan.device) or 0.0)
     bandwidth, flops = _bandwidth(slowest, plan.device), _flops(slowest, plan.device)
     states = 2 * live_state_bytes(of_rank(plan.spec, 0, ranks), plan.device)  # read and written
-    fixed = weights.read_per_token(plan.device, ranks) + states
-    history = plan.context * plan.kv.token_bytes(plan.spec) // ranks
-    values = sum(plan.spec.kinds.values())
+    fixed = weights.read_per_token(plan.device, ranks) + states + read_on_device(plan) // ranks
+    host = read_on_host(plan) / HOST_BANDWIDTH  # seconds, in which the cards wait
+    history = plan.kv.read_bytes(plan.spec, plan.context) // ranks
+    rate = bandwidth and DECODE_EFFICIENCY * bandwidth
+    values = plan.spec.active
     return Speed(
-        decode_short=bandwidth and DECODE_EFFICIENCY * bandwidth / fixed,
-        decode_full=bandwidth and DECODE_EFFICIENCY * bandwidth / (fixed + history),
+        decode_short=rate and rate / (fixed + host * rate),
+        decode_full=rate and rate / (fixed + history + host * rate),
         prefill=flops and PREFILL_EFFICIENCY * flops * ranks / (2 * values),
     )
+
+
+def read_on_device(plan: Plan) -> int:
+    """Bytes of weights apart from the others that a token reads on the cards; `read_on_host`: across the bus."""
+    return sum(placed.read_on_device for placed in plan.placed)
+
+
+def read_on_host(plan: Plan) -> int:
+    return sum(placed.read_on_host for placed in plan.placed)
 
 
 def _bandwidth(device: Device, kind: str) -> float | None:

@@ -1,0 +1,61 @@
+"""Where parts of a model lie that need not lie on a card: experts, an embedding, a table of rows. No torch.
+
+What a token reads most of goes to the card first. Experts go there expert by expert, the same number in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+
+from kakera.plan.plan import Place, PlanRow
+from kakera.plan.weights import Part, Placed
+
+
+def part_rows(placed: Placed) -> Iterator[PlanRow]:
+    """Of a plan: on the card, on the host, or both."""
+    part = placed.part
+    if part.units == 1:
+        place: Place = "device" if placed.device else "host"
+        where = "" if placed.device or placed.host else f"{part.bytes / 1e9:.2f} GB stay in the file; "
+        note = f"{where}a token reads {part.taken} row{'s' * (part.taken > 1)}"
+        yield PlanRow(part.name, place, placed.device or placed.host, note, "load")
+        return
+    taken = f"a token takes {part.taken}, {part.read / 1e6:.0f} MB"
+    if placed.device:
+        note = f"{placed.units} of {part.units} in every layer; {taken}"
+        yield PlanRow(part.name, "device", placed.device, note, "load")
+    if placed.host:
+        rest = f"{part.units - placed.units} of {part.units}"
+        which = f"all {part.units}, of which {rest} lie here only" if placed.host == part.bytes else f"the other {rest}"
+        yield PlanRow(part.name, "host", placed.host, f"{which}, pinned; {taken}", "load")
+
+
+def must(parts: Iterable[Part], device: str) -> int:
+    """Bytes on the device that no placement can do without: of a CPU, whose memory is one, all but what files keep."""
+    return sum(part.decoded for part in parts if device == "cpu" and "file" not in part.places)
+
+
+def place(parts: Iterable[Part], device: str, ranks: int, room: int, host_room: int) -> tuple[Placed, ...]:
+    """`room` on each device beyond what `must` be there, `host_room` on the host. What fits nowhere counts on the host,
+    which then lacks it."""
+    found = []
+    for part in sorted(parts, key=lambda p: -Fraction(p.read, p.bytes)):
+        one = -(-part.on_device(device, ranks) // part.units)
+        if device == "cpu":
+            units = part.units if "file" not in part.places or one <= room else 0
+            placed = Placed(part, units, part.decoded if units else 0, 0)
+            room -= placed.device if "file" in part.places else 0
+        else:
+            units = min(part.units, max(0, room) // one) if "device" in part.places else 0
+            placed = Placed(part, units, units * one, _on_host(part, units, host_room))
+            room, host_room = room - placed.device, host_room - placed.host
+        found.append(placed)
+    return tuple(found)
+
+
+def _on_host(part: Part, units: int, room: int) -> int:
+    """All of it if there is room, so that other experts may take their turn on the card; else what the card lacks."""
+    if units == part.units or ("file" in part.places and part.bytes > room):
+        return 0
+    return part.bytes if part.bytes <= room else part.bytes * (part.units - units) // part.units
