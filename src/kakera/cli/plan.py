@@ -39,11 +39,15 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
         return
     from rich.console import Console
 
-    from kakera.plan.table import as_table, speed_line
+    from kakera.plan.table import as_table, read_line, speed_line
 
     console = Console(highlight=False)
     console.print(as_table(made, machine))
     console.print(f"Weights: {weights.source}.", speed_line(speed, made, machine), style="dim")
+    if made.placed:
+        console.print(read_line(speed, made), style="dim")
+    if spec.unserved:
+        console.print(f"{spec.unserved}.", style="yellow", soft_wrap=True)
     for note in notes:
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
 

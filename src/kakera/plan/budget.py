@@ -153,7 +153,7 @@ class _Budget:
         self.spec, self.wishes, self.machine, self.weights, self.slots = spec, wishes, machine, weights, slots
         self.kv = kv_format(spec, wishes)
         self.ranks = len(machine.devices)
-        self.own = of_rank(spec, 0, self.ranks)  # what one device computes with
+        self.own = of_rank(spec, self.ranks - 1, self.ranks)  # what one device computes with; none has more
         self.on_cpu = machine.kind == "cpu"
         self.chunk = wishes.chunk or CHUNK_DEFAULT[machine.kind]
         self.state_dtype = wishes.state_dtype or STATE_DEFAULT[machine.kind]
@@ -173,13 +173,14 @@ class _Budget:
         least = pages_for(context)
         need += least * self.page
         host_need = need if self.on_cpu else _total(fixed, "host") + self._cache_bytes(asked_cache)
-        placed = place(parts, kind, self.ranks, self.usable - need, self.host_usable - host_need)
+        spared = TIGHT if parts else 0  # what is placed last would else take all up to a warning
+        placed = place(parts, kind, self.ranks, self.usable - need - spared, self.host_usable - host_need)
         apart = sum(part.device for part in placed) - forced
         host_need += sum(part.host for part in placed)
         cache = self._host_cache(self.host_usable - host_need - (apart if self.on_cpu else 0))
         extra_cache = self._cache_bytes(cache) - self._cache_bytes(asked_cache)
         left = self.usable - need - apart - (extra_cache if self.on_cpu else 0)
-        more = self._more_pages(left, context)
+        more = self._more_pages(left - spared, context)
         of_parts = (row for part in placed for row in part_rows(part))
         rows = (*fixed, *of_parts, *self._page_rows(context, least, more), self._cache_row(cache))
         room = left - more * self.page

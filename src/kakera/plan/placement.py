@@ -13,7 +13,7 @@ from kakera.plan.weights import Part, Placed
 
 
 def part_rows(placed: Placed) -> Iterator[PlanRow]:
-    """Of a plan: on the card, on the host, or both."""
+    """Of a plan: on each card, on the host, or both."""
     part = placed.part
     if part.units == 1:
         place: Place = "device" if placed.device else "host"
@@ -21,14 +21,14 @@ def part_rows(placed: Placed) -> Iterator[PlanRow]:
         note = f"{where}a token reads {part.taken} row{'s' * (part.taken > 1)}"
         yield PlanRow(part.name, place, placed.device or placed.host, note, "load")
         return
-    taken = f"a token takes {part.taken}, {part.read / 1e6:.0f} MB"
     if placed.device:
-        note = f"{placed.units} of {part.units} in every layer; {taken}"
-        yield PlanRow(part.name, "device", placed.device, note, "load")
+        note = f"{placed.units} of {part.units} in every layer; a token takes {part.taken}"
+        read = f", reads {placed.read_on_device / 1e6:.0f} MB here"
+        yield PlanRow(part.name, "device", placed.device, note + read, "load")
     if placed.host:
-        rest = f"{part.units - placed.units} of {part.units}"
-        which = f"all {part.units}, of which {rest} lie here only" if placed.host == part.bytes else f"the other {rest}"
-        yield PlanRow(part.name, "host", placed.host, f"{which}, pinned; {taken}", "load")
+        which = f"all {part.units}" if placed.host == part.bytes else f"the other {part.units - placed.units}"
+        read = f"; a token reads {placed.read_on_host / 1e6:.0f} MB from here if all are chosen alike"
+        yield PlanRow(part.name, "host", placed.host, f"{which}, pinned{read}", "load")
 
 
 def must(parts: Iterable[Part], device: str) -> int:

@@ -21,11 +21,14 @@ CPU_FLOPS = 100e9  # fp32 operations per second of a few AVX2 cores; not measure
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second of one stream. None where a card's figures are unknown."""
+    """Tokens per second of one stream, None where a card's figures are unknown; bytes of weights that a token reads on
+    each device, and on the host beside it."""
 
     decode_short: float | None
     decode_full: float | None  # at the planned context
     prefill: float | None
+    read_on_device: int = 0
+    read_on_host: int = 0
 
 
 def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
@@ -34,25 +37,18 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     slowest = min(machine.devices, key=lambda d: _bandwidth(d, plan.device) or 0.0)
     bandwidth, flops = _bandwidth(slowest, plan.device), _flops(slowest, plan.device)
     states = 2 * live_state_bytes(of_rank(plan.spec, 0, ranks), plan.device)  # read and written
-    fixed = weights.read_per_token(plan.device, ranks) + states + read_on_device(plan) // ranks
-    host = read_on_host(plan) / HOST_BANDWIDTH  # seconds, in which the cards wait
+    read = weights.read_per_token(plan.device, ranks) + sum(placed.read_on_device for placed in plan.placed)
+    read_on_host = sum(placed.read_on_host for placed in plan.placed)
+    fixed, host = read + states, read_on_host / HOST_BANDWIDTH  # seconds, in which the cards wait
     history = plan.kv.read_bytes(plan.spec, plan.context) // ranks
     rate = bandwidth and DECODE_EFFICIENCY * bandwidth
-    values = plan.spec.active
     return Speed(
         decode_short=rate and rate / (fixed + host * rate),
         decode_full=rate and rate / (fixed + history + host * rate),
-        prefill=flops and PREFILL_EFFICIENCY * flops * ranks / (2 * values),
+        prefill=flops and PREFILL_EFFICIENCY * flops * ranks / (2 * plan.spec.active),
+        read_on_device=read,
+        read_on_host=read_on_host,
     )
-
-
-def read_on_device(plan: Plan) -> int:
-    """Bytes of weights apart from the others that a token reads on the cards; `read_on_host`: across the bus."""
-    return sum(placed.read_on_device for placed in plan.placed)
-
-
-def read_on_host(plan: Plan) -> int:
-    return sum(placed.read_on_host for placed in plan.placed)
 
 
 def _bandwidth(device: Device, kind: str) -> float | None:

@@ -56,12 +56,12 @@ class Placed:
 
     @property
     def read_on_device(self) -> int:
-        """Bytes that a token reads of it there, if all units are chosen alike."""
-        return self.part.read * self.units // self.part.units
+        """Bytes that a token reads of it on each, if all units are chosen alike."""
+        return self.part.read * self.device // self.part.bytes
 
     @property
     def read_on_host(self) -> int:
-        return self.part.read - self.read_on_device
+        return self.part.read * (self.part.units - self.units) // self.part.units
 
 
 @dataclass(frozen=True)
