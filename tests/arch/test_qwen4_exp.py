@@ -69,7 +69,7 @@ def test_what_stands_in_no_config_or_means_something_else_here(spec):
     index = spec.attention.selector
     assert index is not None and (index.kind, index.alive) == ("block_index", 640 + 512)
     assert "model.norm.weight" not in spec.tensors() and "model.hyper_connection_mixer.hc_norm.weight" in spec.tensors()
-    assert not spec.names.counts("model.visual.patch_embed.proj.weight")
+    assert not spec.counts("model.visual.patch_embed.proj.weight")
     with pytest.raises(UsageError, match=r"kakera can plan Qwen3.8-Flash-Next \(qwen4_exp\) and not serve it yet: "):
         spec_of(flash_next.CONFIG)
 

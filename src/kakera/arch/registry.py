@@ -11,10 +11,10 @@ from kakera.arch import qwen3, qwen3_5, qwen4_exp
 from kakera.arch.blocks import AttentionSpec
 from kakera.arch.config import Config
 from kakera.arch.spec import ModelSpec
-from kakera.errors import CheckpointError, UsageError
+from kakera.errors import CheckpointError, Unserved
 
 Declare = Callable[[Config], ModelSpec]
-SERVED: dict[str, Declare] = {
+ARCHITECTURES: dict[str, Declare] = {
     "qwen3_5": qwen3_5.declare,
     "qwen3_5_text": qwen3_5.declare,
     "qwen3": qwen3.declare,
@@ -23,6 +23,12 @@ PLANNED: dict[str, Declare] = {  # `ModelSpec.unserved` says why
     "qwen4_exp": qwen4_exp.declare,
     "qwen4_exp_text": qwen4_exp.declare,
 }
+
+
+def refuse_unserved(config: Any) -> None:
+    """Raise Unserved for the config of a model that can only be planned, before anything is downloaded or loaded."""
+    if isinstance(config, dict) and config.get("model_type") in PLANNED:
+        spec_of(config)
 
 
 def load_spec(directory: Path, *, planned: bool = False) -> ModelSpec:
@@ -48,13 +54,13 @@ def spec_of(
     config: Mapping[str, Any], generation: Mapping[str, Any] | None = None, *, planned: bool = False
 ) -> ModelSpec:
     """Raises CheckpointError for a model type that is not supported, a key that is missing or one that is not known;
-    UsageError for a model that can only be planned, unless it is to be `planned`."""
+    Unserved for a model that can only be planned, unless it is to be `planned`."""
     try:
         keys = Config(config, generation)
         kind = keys.get("model_type")
-        declare = SERVED.get(kind) or PLANNED.get(kind)
+        declare = ARCHITECTURES.get(kind) or PLANNED.get(kind)
         if declare is None:
-            raise CheckpointError(f"model_type {kind!r} is not supported; kakera serves {', '.join(SERVED)}")
+            raise CheckpointError(f"model_type {kind!r} is not supported; kakera serves {', '.join(ARCHITECTURES)}")
         spec = declare(keys)
         _check(spec)
     except KeyError as error:
@@ -62,7 +68,7 @@ def spec_of(
     except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise CheckpointError(f"config.json: a value has the wrong type ({error})") from None
     if spec.unserved and not planned:
-        raise UsageError(spec.unserved)
+        raise Unserved(spec.unserved)
     return spec
 
 

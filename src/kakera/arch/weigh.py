@@ -118,6 +118,42 @@ def _owner(name: str, declared: Mapping[str, Tensor], pieces: Mapping[str, str])
     return name
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A module (or a lone tensor) of a checkpoint: format, shape ([O, I] for a linear), bytes on disk."""
+
+    name: str
+    kind: str  # plain | int8 | escha | exl3
+    shape: tuple[int, ...]
+    bytes: int
+    bits_per_weight: float
+
+    @staticmethod
+    def of(name: str, kind: str, shape: tuple[int, ...], count: int) -> Entry:
+        return Entry(name, kind, shape, count, 8 * count / max(1, math.prod(shape)))
+
+
+def stored_entries(spec: ModelSpec, headers: Iterable[TensorHeader]) -> list[Entry]:
+    """One for every declared tensor that is stored, however many pieces it is stored in, and for every other one; none
+    for what is known and not served."""
+    declared = spec.tensors(draft=True)
+    found = []
+    for name, group in by_tensor(spec, headers).items():
+        shape = declared[name].shape if name in declared else group[0].shape
+        if not name.startswith(spec.names.ignored):
+            found.append(Entry.of(name, format_of(group), shape, sum(header.bytes for header in group)))
+    return found
+
+
+def expected_entries(spec: ModelSpec, config: Mapping[str, Any]) -> list[Entry]:
+    """Of a config alone, its draft layer included."""
+    quantization = Quantization.of(spec, config)
+    tensors = (t for t in spec.tensors(draft=True).values() if not t.alias or quantization.method == "exl3")
+    return [
+        Entry.of(t.name, t.stored_as(quantization.method), t.shape, math.ceil(quantization.bytes(t))) for t in tensors
+    ]
+
+
 MARKS: dict[str, Format] = {"trellis": "exl3", "escha_code": "escha", "weight_int8": "int8"}
 
 
