@@ -6,13 +6,17 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+from huggingface_hub.errors import EntryNotFoundError
 from typer.testing import CliRunner
 
+from kakera.arch.registry import load_spec
+from kakera.arch.stored import read_headers, stored_headers
 from kakera.cli import app
-from kakera.cli.model import resolve_model
+from kakera.cli.model import read_shape, resolve_model
 from kakera.errors import Unserved
 
 sys.path.append(str(Path(__file__).parent.parent / "arch"))
@@ -57,6 +61,33 @@ def test_a_repository_is_refused_when_its_config_is_there_and_before_its_weights
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("weights were asked for"))
     with pytest.raises(Unserved, match="not serve it yet"):
         resolve_model("owner/flash-next")
+
+
+def test_a_repository_is_shown_and_planned_from_headers_also_of_files_that_no_index_names(build, monkeypatch):
+    spec = load_spec(build, planned=True)
+    asked = []
+
+    def of_file(api, repo, file):
+        asked.append(file)
+        if not (build / file).is_file():
+            raise EntryNotFoundError("404", SimpleNamespace(headers={}, request=None))
+        return metadata(read_headers(build / file))
+
+    def metadata(headers):
+        tensors = {h.name: SimpleNamespace(dtype=h.dtype, shape=h.shape, data_offsets=(0, h.bytes)) for h in headers}
+        return SimpleNamespace(tensors=tensors)
+
+    indexed = SimpleNamespace(files_metadata={"all": metadata(stored_headers(build))})
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda repo, timeout: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file, **more: str(build / file))
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", lambda repo: indexed)
+    monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", of_file)
+    assert read_shape("owner/flash-next").weights().parts == read_shape(str(build)).weights().parts
+    assert asked == list(spec.names.beside)
+    monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", lambda *_: of_file(*_[:2], "none"))
+    without = read_shape("owner/flash-next").weights()
+    assert {part.name for part in without.parts} == {"experts", "embedding"}
+    assert without.source.endswith("; no file holds the n-gram table, which is not counted")
 
 
 def test_plan_answers_from_a_name_a_config_and_headers_alike(config_alone, build):

@@ -42,7 +42,7 @@ UNSERVED = (
 )
 NAMES = replace(
     QWEN_NAMES,
-    beside=(*QWEN_NAMES.beside, "ngram_embedding.safetensors", "mtp_hyper_connection_mixer_patch.safetensors"),
+    beside=("ngram_embedding.safetensors", "mtp_hyper_connection_mixer_patch.safetensors"),
 )
 
 

@@ -93,7 +93,7 @@ class Draft:
 @dataclass(frozen=True)
 class Names:
     """What stored names look like: (stored, canonical) prefixes of which the first match wins; modules that are known
-    and not served; modules that may be there unasked; files beside those of an index, whose tensors may be there."""
+    and not served; modules that may be there unasked; files beside those that an index names."""
 
     wrappers: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
@@ -116,7 +116,6 @@ QWEN_NAMES = Names(
     ),
     ignored=("model.visual.", "visual."),  # the vision tower
     optional=("mtp.",),  # a draft layer
-    beside=("mtp/model.safetensors",),
 )
 
 

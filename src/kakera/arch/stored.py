@@ -27,7 +27,7 @@ DTYPE_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX, DRAFT = "model.safetensors", "model.safetensors.index.json", "mtp/model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def checkpoint_files(directory: Path) -> dict[Path, set[str]]:
     return found
 
 
-def stored_headers(directory: Path, beside: Iterable[str]) -> list[TensorHeader]:
-    """Of all tensors of a model directory; those of files `beside` the index's, if they are there, come last. Raises
-    CheckpointError."""
+def stored_headers(directory: Path, beside: Iterable[str] = ()) -> list[TensorHeader]:
+    """Of all tensors of a model directory; those of a draft layer's folder and of files `beside` the index's come
+    last, if they are there. Raises CheckpointError."""
     found: list[TensorHeader] = []
     for path, names in checkpoint_files(directory).items():
         held = read_headers(path)
@@ -117,5 +117,5 @@ def stored_headers(directory: Path, beside: Iterable[str]) -> list[TensorHeader]
                 f"{directory / INDEX} puts tensor {min(missing)} into {path.name}, but the file does not hold it"
             )
         found += [tensor for tensor in held if not names or tensor.name in names]
-    others = (directory / name for name in beside)
+    others = (directory / name for name in (DRAFT, *beside))
     return found + [tensor for path in others if path.is_file() for tensor in read_headers(path)]

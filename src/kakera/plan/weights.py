@@ -108,6 +108,7 @@ def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) 
     found = by_tensor(spec, (tensor for tensor in tensors if spec.counts(tensor.name)))
     apart = {name: held for name, held in found.items() if name in declared and declared[name].part}
     used = [(declared.get(name), held) for name, group in found.items() if name not in apart for held in group]
+    missing = dict.fromkeys(tensor.part for name, tensor in declared.items() if tensor.part and name not in apart)
     decoded, decoded_embedding = decoded_bytes(spec)
     return WeightBytes(
         coded=sum(held.bytes for _, held in used),
@@ -115,7 +116,7 @@ def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) 
         replicated=sum(held.bytes for tensor, held in used if len(held.shape) <= 1 or (tensor and _everywhere(tensor))),
         embedding=0 if spec.tied else sum(held.bytes for held in found.get(EMBEDDING, ()) if EMBEDDING not in apart),
         decoded_embedding=decoded_embedding,
-        source=source,
+        source=source + "".join(f"; no file holds the {part}, which is not counted" for part in missing),
         parts=_parts((declared[name], sum(held.bytes for held in group)) for name, group in apart.items()),
     )
 
