@@ -44,24 +44,26 @@ class Moe:
         return (
             gate("gate", self.experts, hidden, WHOLE),
             gate("shared_expert_gate", 1, hidden, WHOLE),
-            self._stack(
-                Tensor("experts.gate_up_proj", (self.experts, 2 * self.width, hidden), "stack", both, CODED),
-                EXPERTS_GATE_UP,
-                ("gate_proj", "up_proj"),
-            ),
-            self._stack(
-                Tensor("experts.down_proj", (self.experts, hidden, self.width), "stack", inside, CODED),
-                EXPERTS_DOWN,
-                ("down_proj",),
-            ),
+            self._stack("gate_up_proj", 2 * self.width, hidden, both, EXPERTS_GATE_UP, "gate_proj", "up_proj"),
+            self._stack("down_proj", hidden, self.width, inside, EXPERTS_DOWN, "down_proj"),
             linear("shared_expert.gate_proj", self.shared, hidden, MLP_GATE, rows),
             linear("shared_expert.up_proj", self.shared, hidden, MLP_UP, rows),
             linear("shared_expert.down_proj", hidden, self.shared, MLP_DOWN, columns),
         )
 
-    def _stack(self, tensor: Tensor, kind: Kind, pieces: tuple[str, ...]) -> Tensor:
-        names = tuple(f"experts.*.{piece}" for piece in pieces)
-        return replace(tensor, kind=kind, active=self.top, pieces=names, part="experts", places=EXPERT_PLACES)
+    def _stack(self, name: str, outputs: int, inputs: int, shard: Shard, kind: Kind, *pieces: str) -> Tensor:
+        return Tensor(
+            f"experts.{name}",
+            (self.experts, outputs, inputs),
+            "stack",
+            shard,
+            CODED,
+            kind,
+            active=self.top,
+            pieces=tuple(f"experts.*.{piece}" for piece in pieces),
+            part="experts",
+            places=EXPERT_PLACES,
+        )
 
     def states(self) -> tuple[State, ...]:
         return ()

@@ -23,8 +23,10 @@ from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
 from kakera.arch.config import Config
 from kakera.arch.moe import Moe
 from kakera.arch.ngram import NgramInput, head_rows, multipliers
+from kakera.arch.qwen3_5 import attention_of, gdn_of, mixer_kinds
 from kakera.arch.spec import OF_DRAFT, QWEN_NAMES, Draft, Layer, ModelSpec, Site
 from kakera.arch.tensors import WHOLE, Kind, State, Tensor, gate, linear, small
+from kakera.contract.grid import PAGE
 from kakera.errors import CheckpointError
 
 MIXERS = {
@@ -116,7 +118,7 @@ def declare(config: Config) -> ModelSpec:
     residual = HyperConnections(config.size("hc_count"), config.size("hc_lowrank"))
     mixers: dict[str, Block] = {"gdn": _gdn(config), "full": _attention(config)}
     moe, sides = _moe(config, hidden), dict(_sides(config, hidden, residual.streams))
-    kinds = _mixer_kinds(config)
+    kinds = mixer_kinds(config, MIXERS)
     if beyond := sorted(set(sides) - set(range(len(kinds)))):
         raise CheckpointError(f"ple_layer_ids: there is no layer {beyond[0] + 1} of {len(kinds)}; they count from 1")
     layers = tuple(_layer(f"model.layers.{i}", mixers[kind], moe, sides.get(i)) for i, kind in enumerate(kinds))
@@ -144,24 +146,13 @@ def declare(config: Config) -> ModelSpec:
     )
 
 
-def _mixer_kinds(config: Config) -> tuple[str, ...]:
-    count, types = config.size("num_hidden_layers"), config.get("layer_types")
-    interval = config.get("full_attention_interval", 4)
-    if not types:
-        return tuple("full" if (i + 1) % interval == 0 else "gdn" for i in range(count))
-    unknown = sorted(set(types) - set(MIXERS))
-    if unknown or len(types) != count:
-        raise CheckpointError(f"layer_types: {len(types)} entries for {count} layers, unknown kinds {unknown}")
-    return tuple(MIXERS[name] for name in types)
-
-
 def _layer(name: str, mixer: Block, moe: Moe, side: Block | None = None) -> Layer:
     sites = (Site(mixer, READS[0]), Site(moe, READS[1]))
     return Layer(name, (Site(side), *sites) if side else sites)
 
 
 def _attention(config: Config) -> AttentionSpec:
-    head_dim = config.get("head_dim") or 256
+    own = attention_of(config)
     if (keys := config.get("indexer_kv_heads", 1)) != 1:
         raise CheckpointError(f"indexer_kv_heads is {keys}: one key head is known")
     index = BlockIndex(
@@ -170,23 +161,13 @@ def _attention(config: Config) -> AttentionSpec:
         config.size("indexer_budget"),
         config.size("indexer_compress_ratio"),
     )
-    if index.budget % index.ratio or 64 % index.ratio:
+    if index.budget % index.ratio or PAGE % index.ratio:
         raise CheckpointError(
-            f"indexer_compress_ratio {index.ratio} must divide indexer_budget {index.budget} and a page of 64 tokens"
+            f"indexer_compress_ratio {index.ratio} must divide indexer_budget {index.budget} and a page's {PAGE} tokens"
         )
-    rotary = int(head_dim * config.rope("partial_rotary_factor", 0.25))
-    if rotary > index.dim:
-        raise CheckpointError(f"indexer_head_dim {index.dim} is less than the {rotary} channels that turn")
-    return AttentionSpec(
-        heads=config.size("num_attention_heads"),
-        kv_heads=config.size("num_key_value_heads"),
-        head_dim=head_dim,
-        rotary_dim=rotary,
-        rope_theta=float(config.rope("rope_theta", 1e7)),
-        gated=True,
-        norms="delta",
-        selector=index,
-    )
+    if own.rotary_dim > index.dim:
+        raise CheckpointError(f"indexer_head_dim {index.dim} is less than the {own.rotary_dim} channels that turn")
+    return replace(own, selector=index)
 
 
 def _gdn(config: Config) -> GdnSpec:
@@ -194,14 +175,7 @@ def _gdn(config: Config) -> GdnSpec:
     activation = {"swish": "silu"}.get(gate_type, gate_type)
     if activation not in ("sigmoid", "silu"):
         raise CheckpointError(f"output_gate_type {gate_type!r}: sigmoid and silu are known")
-    return GdnSpec(
-        k_heads=config.size("linear_num_key_heads"),
-        v_heads=config.size("linear_num_value_heads"),
-        k_dim=config.size("linear_key_head_dim"),
-        v_dim=config.size("linear_value_head_dim"),
-        conv_taps=config.get("linear_conv_kernel_dim", 4),
-        activation=activation,
-    )
+    return replace(gdn_of(config), activation=activation)
 
 
 def _moe(config: Config, hidden: int) -> Moe:
@@ -224,12 +198,14 @@ def _sides(config: Config, hidden: int, streams: int) -> Iterator[tuple[int, Ngr
     )
     divisor, seed = config.get("make_ngram_vocab_size_divisible_by") or 128, config.get("seed")
     config.get("split_ngram_parts")  # how files cut the table: their own shapes say it
-    count = (tokens - 1) * heads
-    if ids and (count < 1 or embed % count or not config.end_tokens()):
-        raise CheckpointError(f"ple_embed_dim {embed} must divide by {count} n-gram heads, and need an eos_token_id")
+    count, ends = (tokens - 1) * heads, config.get("eos_token_id")
+    eos = ends[0] if isinstance(ends, list) and ends else ends
+    if ids and (count < 1 or embed % count):
+        raise CheckpointError(f"ple_embed_dim {embed} must divide by {count} n-gram heads")
+    if ids and not isinstance(eos, int):
+        raise CheckpointError(f"config.json: eos_token_id is {ends!r}; n-grams begin anew behind an end token")
     for table, layer in enumerate(ids):
         rows = head_rows(base, count, table)
-        eos = config.get("eos_token_id")
         yield (
             layer - 1,
             NgramInput(
@@ -237,7 +213,7 @@ def _sides(config: Config, hidden: int, streams: int) -> Iterator[tuple[int, Ngr
                 embed=embed,
                 taps=taps,
                 tokens=tokens,
-                eos=eos[0] if isinstance(eos, list) else eos,
+                eos=eos,
                 heads=rows,
                 rows=-(-sum(rows) // divisor) * divisor,
                 multipliers=multipliers(config.size("vocab_size"), tokens, 1234 if seed is None else seed, table),
