@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,14 +12,12 @@ import pytest
 from huggingface_hub.errors import EntryNotFoundError
 from typer.testing import CliRunner
 
+import flash_next
 from kakera.arch.registry import load_spec
 from kakera.arch.stored import read_headers, stored_headers
 from kakera.cli import app
 from kakera.cli.model import read_shape, resolve_model
 from kakera.errors import Unserved
-
-sys.path.append(str(Path(__file__).parent.parent / "arch"))
-import flash_next
 
 WORDS = "kakera can plan Qwen3.8-Flash-Next (qwen4_exp) and not serve it yet: "
 
