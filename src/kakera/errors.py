@@ -21,6 +21,10 @@ class UsageError(KakeraError):
     exit_status = 2
 
 
+class Unserved(UsageError):
+    """The model can be planned and shown, and nothing more. The text says why."""
+
+
 class CheckpointError(KakeraError):
     """A model directory, file or tensor is missing, truncated, of the wrong shape, or not understood."""
 

@@ -137,7 +137,7 @@ def _digest(text: str) -> str:
 
 def computed() -> Iterator[tuple[str, Any]]:
     """(what, digests by case)."""
-    from kakera.arch.registry import load_spec, spec_of
+    from kakera.arch.registry import ARCHITECTURES, load_spec, spec_of
     from kakera.cli.model import shape_of
     from kakera.plan.known import KNOWN
     from kakera.plan.weights import from_config
@@ -149,7 +149,8 @@ def computed() -> Iterator[tuple[str, Any]]:
         name: (spec_of(config), from_config(spec_of(config), config))
         for name, config in (("tied", tied), ("qwen3", plain))
     }
-    yield "plans", plans({name: shape_of(name) for name in (*KNOWN, "mini")} | small)
+    served = (name for name, config in KNOWN.items() if config["model_type"] in ARCHITECTURES)
+    yield "plans", plans({name: shape_of(name) for name in (*served, "mini")} | small)
 
     def made(config: dict[str, Any]) -> list[RandomTensor]:
         return random_tensors(spec_of(config), config, Path("m"))

@@ -54,6 +54,16 @@ class Selector(Protocol):
 
     kind: ClassVar[str]
 
+    @property
+    def alive(self) -> int:
+        """As of a block."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """The most that it leaves to be read."""
+        ...
+
     def tensors(self, hidden: int) -> tuple[Tensor, ...]: ...
 
     def states(self) -> tuple[State, ...]: ...
@@ -150,7 +160,8 @@ class AttentionSpec:
 
     @property
     def alive(self) -> int:
-        return ((3 if self.gated else 2) * self.heads + 2 * self.kv_heads) * self.head_dim
+        own = ((3 if self.gated else 2) * self.heads + 2 * self.kv_heads) * self.head_dim
+        return own + (self.selector.alive if self.selector else 0)
 
     def tensors(self, hidden: int) -> tuple[Tensor, ...]:
         """Queries go with the KV head that they read."""

@@ -8,7 +8,10 @@ from typing import Any
 from kakera.errors import CheckpointError
 
 # keys of other architectures: a model that has one computes something that its declaration does not say
-FOREIGN = ("hc_", "indexer_", "ple_", "ngram_", "moe_", "num_experts", "mlp_only_layers", "decoder_sparse_step")
+FOREIGN = (
+    *("hc_", "indexer_", "ple_", "ngram_", "heads_per_ngram", "split_ngram_", "make_ngram_"),
+    *("moe_", "num_experts", "shared_expert_", "mlp_only_layers", "decoder_sparse_step"),
+)
 
 
 class Config:

@@ -6,6 +6,8 @@ whatever `output_gate_type` says. Source: transformers' model type qwen3_5; of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec, SwiGlu
 from kakera.arch.config import Config
 from kakera.arch.spec import OF_DRAFT, AddNorm, Draft, Layer, ModelSpec, Site
@@ -17,7 +19,7 @@ MIXERS = {"linear_attention": "gdn", "full_attention": "full"}  # names of confi
 
 def declare(config: Config) -> ModelSpec:
     hidden, residual = config.size("hidden_size"), AddNorm("delta")
-    full, gdn, mlp = _attention(config), _gdn(config), SwiGlu(config.size("intermediate_size"))
+    full, gdn, mlp = attention_of(config), gdn_of(config), SwiGlu(config.size("intermediate_size"))
     mixers: dict[str, Block] = {"gdn": gdn, "full": full}
     layers = tuple(_layer(f"model.layers.{i}", mixers[kind], mlp) for i, kind in enumerate(mixer_kinds(config)))
     drafts = tuple(_layer(f"mtp.layers.{i}", full, mlp) for i in range(config.get("mtp_num_hidden_layers", 0)))
@@ -36,15 +38,15 @@ def declare(config: Config) -> ModelSpec:
     )
 
 
-def mixer_kinds(config: Config) -> tuple[str, ...]:
-    """`gdn` or `full` of every layer."""
+def mixer_kinds(config: Config, names: Mapping[str, str] = MIXERS) -> tuple[str, ...]:
+    """`gdn` or `full` of every layer, by its name in a config."""
     count = config.size("num_hidden_layers")
     interval = config.get("full_attention_interval", 4)
     if types := config.get("layer_types"):
-        unknown = sorted(set(types) - set(MIXERS))
+        unknown = sorted(set(types) - set(names))
         if unknown or len(types) != count:
             raise CheckpointError(f"layer_types: {len(types)} entries for {count} layers, unknown kinds {unknown}")
-        return tuple(MIXERS[name] for name in types)
+        return tuple(names[name] for name in types)
     return tuple("full" if (i + 1) % interval == 0 else "gdn" for i in range(count))
 
 
@@ -52,7 +54,7 @@ def _layer(name: str, mixer: Block, mlp: Block) -> Layer:
     return Layer(name, (Site(mixer, "input_layernorm"), Site(mlp, "post_attention_layernorm")))
 
 
-def _attention(config: Config) -> AttentionSpec:
+def attention_of(config: Config) -> AttentionSpec:
     heads = config.size("num_attention_heads")
     head_dim = config.get("head_dim") or config.size("hidden_size") // heads
     return AttentionSpec(
@@ -66,7 +68,7 @@ def _attention(config: Config) -> AttentionSpec:
     )
 
 
-def _gdn(config: Config) -> GdnSpec:
+def gdn_of(config: Config) -> GdnSpec:
     return GdnSpec(
         k_heads=config.size("linear_num_key_heads"),
         v_heads=config.size("linear_num_value_heads"),

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
-from kakera.arch.tensors import HEAD, ROWS, Kind, State, Tensor, Values, by_rows, small
+from kakera.arch.tensors import HEAD, ROWS, Kind, Place, State, Tensor, Values, by_rows, small
 
-EMBEDDING, LM_HEAD, FINISH = "model.embed_tokens", "lm_head", "model.norm"
+EMBEDDING, LM_HEAD = "model.embed_tokens", "lm_head"
 OF_HEAD = Kind("head", -1)  # head and draft layer have rates of their own and are never given a bit more
 OF_DRAFT = Kind("mtp", -1, escha=3)
 
@@ -93,11 +93,12 @@ class Draft:
 @dataclass(frozen=True)
 class Names:
     """What stored names look like: (stored, canonical) prefixes of which the first match wins; modules that are known
-    and not served; modules that may be there unasked."""
+    and not served; modules that may be there unasked; files beside those that an index names."""
 
     wrappers: tuple[tuple[str, str], ...] = ()
     ignored: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     def canonical(self, stored: str) -> str:
         """The name without the wrapper that multimodal checkpoints put around the text model."""
@@ -121,7 +122,8 @@ QWEN_NAMES = Names(
 @dataclass(frozen=True)
 class ModelSpec:
     """`hidden`: values of one residual stream; `vocab`: rows of embedding and head; `eos`: end tokens, the first of
-    which counts where one is meant."""
+    which counts where one is meant; `finish`: name of the last read; `embedding`: where that may lie, best first;
+    `unserved`: why it can be planned and not served."""
 
     model_type: str
     vocab: int
@@ -134,6 +136,9 @@ class ModelSpec:
     eos: tuple[int, ...]
     draft: Draft | None = None
     names: Names = QWEN_NAMES
+    finish: str = "model.norm"
+    embedding: tuple[Place, ...] = ("device",)
+    unserved: str = ""
 
     def __hash__(self) -> int:
         """Of a few sizes: a plan asks for the same shares of a model again and again."""
@@ -152,9 +157,11 @@ class ModelSpec:
         """All that a checkpoint must hold, by canonical name. `draft`: with the draft layer."""
         rows = by_rows(0, self.vocab)
         head = Tensor(LM_HEAD, (self.vocab, self.hidden), "linear", rows, HEAD, OF_HEAD)
+        part = "" if self.embedding == ("device",) else "embedding"
+        shape = (self.vocab, self.hidden)
         found = [
-            Tensor(EMBEDDING, (self.vocab, self.hidden), "table", rows, ROWS),
-            *self.residual.finish(FINISH, self.hidden),
+            Tensor(EMBEDDING, shape, "table", rows, ROWS, active=1, part=part, places=self.embedding),
+            *self.residual.finish(self.finish, self.hidden),
             replace(head, alias=EMBEDDING) if self.tied else head,
             *(tensor for layer in self.layers for tensor in self.of_layer(layer)),
         ]
@@ -167,13 +174,15 @@ class ModelSpec:
         for site in layer.sites:
             if site.read:
                 yield from self.residual.read(f"{layer.name}.{site.read}", self.hidden)
+            prefix = f"{layer.name}.{site.block.name}"
             for tensor in site.block.tensors(self.hidden):
-                yield replace(tensor, name=f"{layer.name}.{site.block.name}.{tensor.name}")
+                pieces = tuple(f"{prefix}.{piece}" for piece in tensor.pieces)
+                yield replace(tensor, name=f"{prefix}.{tensor.name}", pieces=pieces)
 
     def _of_draft(self, draft: Draft) -> Iterator[Tensor]:
         parts = (tensor for layer in draft.layers for tensor in self.of_layer(layer))
         for tensor in (*self.residual.finish(draft.finish, self.hidden), *draft.tensors, *parts):
-            yield replace(tensor, kind=OF_DRAFT) if tensor.kind else tensor
+            yield replace(tensor, kind=replace(OF_DRAFT, above=tensor.kind.above)) if tensor.kind else tensor
 
     @cached_property
     def distinct(self) -> Mapping[Block, int]:
@@ -193,6 +202,12 @@ class ModelSpec:
                 if tensor.kind is not None:
                     found[tensor.kind] = found.get(tensor.kind, 0) + layers * tensor.count
         return found
+
+    @cached_property
+    def active(self) -> int:
+        """Weights of coded linears that one token goes through."""
+        tensors = ((tensor, n) for block, n in self.distinct.items() for tensor in block.tensors(self.hidden))
+        return int(sum(n * tensor.count * tensor.share for tensor, n in tensors if tensor.kind is not None))
 
     @cached_property
     def states(self) -> Mapping[State, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,9 @@ def checkpoint_files(directory: Path) -> dict[Path, set[str]]:
     return found
 
 
-def stored_headers(directory: Path) -> list[TensorHeader]:
-    """Of all tensors of a model directory; those of a draft layer's folder come last. Raises CheckpointError."""
+def stored_headers(directory: Path, beside: Iterable[str] = ()) -> list[TensorHeader]:
+    """Of all tensors of a model directory; those of a draft layer's folder and of files `beside` the index's come
+    last, if they are there. Raises CheckpointError."""
     found: list[TensorHeader] = []
     for path, names in checkpoint_files(directory).items():
         held = read_headers(path)
@@ -115,5 +117,5 @@ def stored_headers(directory: Path) -> list[TensorHeader]:
                 f"{directory / INDEX} puts tensor {min(missing)} into {path.name}, but the file does not hold it"
             )
         found += [tensor for tensor in held if not names or tensor.name in names]
-    draft = directory / DRAFT
-    return found + (read_headers(draft) if draft.is_file() else [])
+    others = (directory / name for name in (DRAFT, *beside))
+    return found + [tensor for path in others if path.is_file() for tensor in read_headers(path)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 BLOCK = 128  # channels that a trellis codec transforms together: nothing coded is cut inside of one
@@ -21,6 +22,7 @@ Place = Literal["device", "host", "file"]
 CODED: tuple[Format, ...] = ("escha", "exl3", "plain")  # what a linear of the layers may be stored as
 ROWS: tuple[Format, ...] = ("int8", "plain")  # what is looked up row by row
 HEAD: tuple[Format, ...] = ("int8", "exl3", "plain")
+CODED_ROWS: tuple[Format, ...] = ("exl3", "plain")  # a trellis a row, with a scale and no Hadamard
 PLAIN: tuple[Format, ...] = ("plain",)
 
 
@@ -54,6 +56,13 @@ class Shard:
             yield start + rank * units // ranks * width, start + (rank + 1) * units // ranks * width
             start += units * width
 
+    def largest(self, ranks: int) -> Fraction:
+        """The largest part of the whole that one of the ranks holds."""
+        if self.axis is None or ranks == 1:
+            return Fraction(1)
+        whole = sum(units * width for units, width in self.ranges)
+        return max(Fraction(sum(end - begin for begin, end in self.parts(r, ranks)), whole) for r in range(ranks))
+
     def shape(self, whole: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...]:
         """Shape of a rank's part of a tensor of shape `whole`."""
         if self.axis is None:
@@ -83,11 +92,13 @@ def by_rows(axis: int, rows: int) -> Shard:
 @dataclass(frozen=True)
 class Kind:
     """Linears that get one rate when a model is quantised. `order`: which kind gets one bit more first, lowest first;
-    `escha`: bits a weight in Escha's published mix."""
+    `escha`: bits a weight in Escha's published mix; `above`: bits above the experts in EXL3's mixes of models that have
+    them."""
 
     name: str
     order: int
     escha: int = 2
+    above: int = 2
 
 
 @dataclass(frozen=True)
@@ -102,8 +113,10 @@ class Tensor:
     values: what a small tensor's numbers mean: `scale` multiplies as it is, `delta` is stored as its distance from 1;
         `filter` taps, `decay` log of a rate, `step` inverse softplus of a step. Loading and random weights ask.
     alias: it may be absent, and is that tensor then (a tied head).
-    place, derived: of a table: where its rows lie, and integer constants (offsets, hash multipliers) that follow from
-        the config and are not read from a file.
+    active: what one token reads of the first axis: rows of a table, experts of a stack. None: all of it.
+    pieces: names under which the parts of a stack's rows may be stored one by one, `*` for the expert.
+    part, places: what a plan calls it where it may lie apart from the other weights, and where, best first.
+    derived: integer constants (offsets, hash multipliers) that follow from the config and are not read from a file.
     """
 
     name: str
@@ -114,13 +127,21 @@ class Tensor:
     kind: Kind | None = None
     values: Values = "weight"
     alias: str = ""
-    place: Place = "device"
+    active: int | None = None
+    pieces: tuple[str, ...] = ()
+    part: str = ""
+    places: tuple[Place, ...] = ("device",)
     derived: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @property
     def count(self) -> int:
         """Number of values."""
         return math.prod(self.shape)
+
+    @property
+    def share(self) -> Fraction:
+        """Of the whole, what one token reads."""
+        return Fraction(self.active or self.shape[0], self.shape[0])
 
     def stored_as(self, method: str) -> Format:
         """Its format in a checkpoint of the quantisation `method` (escha, exl3 or none)."""

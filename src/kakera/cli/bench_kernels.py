@@ -35,11 +35,13 @@ def kernels(
     from kakera.bench import plot as plots
     from kakera.bench.linears import LONG_ROWS
     from kakera.cli.model import shape_of
-    from kakera.errors import KakeraError, UsageError
+    from kakera.errors import KakeraError, Unserved, UsageError
 
     if only not in KINDS:
         raise UsageError(f"--only {only}: there are {', '.join(KINDS)}")
     counts, model = numbers("--rows", rows), shape_of(spec)[0]
+    if model.unserved:
+        raise Unserved(model.unserved)
     if plot:
         plots.check(plot)
         if only == "gdn":

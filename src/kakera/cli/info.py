@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from kakera.cli.options import JsonOption, ModelArgument
 
 if TYPE_CHECKING:
     from kakera.arch.spec import ModelSpec
-    from kakera.weights.checkpoint import Entry
+    from kakera.arch.weigh import Entry
 
 
 GAP = 2  # characters between two columns of the table, one of them the box's
@@ -39,23 +40,34 @@ def info(
     """Show what a checkpoint is: tensors, bits per weight, KV and state bytes."""
     import json
 
-    from kakera.cli.model import resolve_model
-    from kakera.errors import UsageError
+    name, path, spec, entries = _contents(model)
+    groups = group_entries(entries)
+    summary = summarise(spec, entries)
+    if as_json:
+        listed = {"tensors": [vars(e) for e in entries]} if tensors else {"groups": [vars(g) for g in groups]}
+        typer.echo(json.dumps({"model": name, "path": path, **summary, **listed}, indent=2))
+        return
+    _print(name, summary, [_single(e) for e in entries] if tensors else groups)
+    if spec.unserved:
+        typer.echo(f"{spec.unserved}.")
 
-    found = resolve_model(model)
+
+def _contents(model: str) -> tuple[str, str | None, ModelSpec, list[Entry]]:
+    """Name, directory, declaration, and what is stored or, of a config alone, what must be."""
+    from kakera.cli.model import read_shape, resolve_model
+    from kakera.errors import Unserved, UsageError
+
+    try:
+        found = resolve_model(model)
+    except Unserved:
+        shape, path = read_shape(model), Path(model).expanduser()
+        return path.name, str(path) if path.is_dir() else None, shape.spec, shape.entries()
     if found.scripted:
         raise UsageError("a scripted model has no checkpoint")
     from kakera.weights.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(found.path)
-    entries = checkpoint.entries()
-    groups = group_entries(entries)
-    summary = summarise(checkpoint.spec, entries)
-    if as_json:
-        listed = {"tensors": [vars(e) for e in entries]} if tensors else {"groups": [vars(g) for g in groups]}
-        typer.echo(json.dumps({"model": found.name, "path": str(found.path), **summary, **listed}, indent=2))
-        return
-    _print(found.name, summary, [_single(e) for e in entries] if tensors else groups)
+    return found.name, str(found.path), checkpoint.spec, checkpoint.entries()
 
 
 def group_entries(entries: list[Entry]) -> list[Group]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from kakera.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     from kakera.arch.spec import ModelSpec
+    from kakera.arch.stored import TensorHeader
+    from kakera.arch.weigh import Entry
     from kakera.plan.weights import WeightBytes
 
 BUNDLED = Path(__file__).resolve().parent.parent / "data" / "mini"
@@ -35,8 +38,36 @@ class Model:
     scripted: bool = False
 
 
+@dataclass(frozen=True)
+class Shape:
+    """A model without its weights: `headers` of its files, or None if only the config is known."""
+
+    spec: ModelSpec
+    config: dict[str, Any]
+    headers: list[TensorHeader] | None
+    source: str
+
+    def weights(self) -> WeightBytes:
+        from kakera.plan.weights import from_config, from_tensors
+
+        if self.headers is None:
+            return from_config(self.spec, self.config)
+        return from_tensors(self.headers, self.spec, f"{len(self.headers)} tensors of {self.source}")
+
+    def entries(self) -> list[Entry]:
+        from kakera.arch.weigh import expected_entries, stored_entries
+
+        return (
+            expected_entries(self.spec, self.config)
+            if self.headers is None
+            else stored_entries(self.spec, self.headers)
+        )
+
+
 def resolve_model(name: str) -> Model:
-    """Files that can be served; downloads a repo id. Raises UsageError or CheckpointError naming what is missing."""
+    """Files that can be served; downloads a repo id. Raises UsageError or CheckpointError naming what is missing, and
+    Unserved before that for a model that can be planned only."""
+    from kakera.arch.registry import refuse_unserved
     from kakera.plan.known import KNOWN
 
     if name.startswith(SCRIPTED):
@@ -53,34 +84,54 @@ def resolve_model(name: str) -> Model:
         return Model("mini", _complete(BUNDLED))
     path = Path(name).expanduser()
     if path.is_dir():
+        refuse_unserved(_config_in(path))
         return Model(path.resolve().name, _complete(path))
     if name in KNOWN:
+        refuse_unserved(KNOWN[name])
         raise UsageError(
             f"{name} is a shape without weights: give a directory or a Hugging Face repo id, or {SPEC}{name}, whose "
             f"weights are random, to measure speed and memory"
         )
-    return Model(name.rsplit("/", 1)[-1], _complete(_download(_repo_id(name))))
+    repo = _repo_id(name)
+    reason = _unreachable(repo)
+    refuse_unserved(_remote_config(repo, offline=reason is not None))
+    return Model(name.rsplit("/", 1)[-1], _complete(_download(repo, reason)))
 
 
 def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
     """What a plan needs, without downloading weights: only headers are read, or the config of a well-known name."""
+    shape = read_shape(name)
+    return shape.spec, shape.weights()
+
+
+def read_shape(name: str) -> Shape:
+    """Of anything that can be planned. Raises UsageError, CheckpointError."""
     from kakera.arch.registry import load_spec, spec_of
-    from kakera.plan import weights
+    from kakera.arch.stored import read_config, stored_headers
     from kakera.plan.known import KNOWN
+    from kakera.plan.weights import RANDOM_WEIGHTS
 
     if name.startswith(SCRIPTED):
         raise UsageError("a scripted model has no weights and needs no plan")
     if name in KNOWN or name.startswith(SPEC):
         config = _config_of(name.removeprefix(SPEC))
-        spec = spec_of(config)
-        return spec, weights.from_config(spec, config)
+        return Shape(spec_of(config, planned=True), config, None, name)
     path = BUNDLED if name == "mini" else Path(name).expanduser()
     if not path.is_dir():
         return _remote_shape(_repo_id(name))
-    spec = load_spec(path)
-    if any(path.glob("*.safetensors*")):
-        return spec, weights.from_checkpoint(path, spec)
-    return spec, weights.from_config(spec, json.loads((path / "config.json").read_text()))
+    spec, config = load_spec(path, planned=True), read_config(path)
+    stored = any(path.glob("*.safetensors*")) and RANDOM_WEIGHTS not in config
+    return Shape(spec, config, stored_headers(path, spec.names.beside) if stored else None, path.name or str(path))
+
+
+def _config_in(directory: Path) -> Any:
+    """What a config.json holds, None if it holds no JSON: `load_spec` says what is wrong with it."""
+    from kakera.arch.stored import read_config
+
+    try:
+        return read_config(directory)
+    except ValueError:
+        return None
 
 
 def _config_of(shape: str) -> dict[str, Any]:
@@ -116,16 +167,26 @@ def _repo_id(name: str) -> str:
     return name
 
 
-def _download(repo: str) -> Path:
-    """The snapshot of a repo. What was downloaded before is enough when the hub can not be reached."""
+def _download(repo: str, reason: Exception | None) -> Path:
+    """The snapshot of a repo. What was downloaded before is enough when the hub can not be reached, for a `reason`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    reason = _unreachable(repo)
     try:
         return Path(snapshot_download(repo, allow_patterns=_WANTED, local_files_only=reason is not None))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(_why(repo, reason or error)) from None
+
+
+def _remote_config(repo: str, *, offline: bool) -> Any:
+    """config.json of a repo, None if it can not be had: the download of the rest will say why."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return json.loads(Path(hf_hub_download(repo, "config.json", local_files_only=offline)).read_text())
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError):
+        return None
 
 
 def _unreachable(repo: str) -> Exception | None:
@@ -139,30 +200,32 @@ def _unreachable(repo: str) -> Exception | None:
     return None
 
 
-def _remote_shape(repo: str) -> tuple[ModelSpec, WeightBytes]:
+def _remote_shape(repo: str) -> Shape:
     """config.json and the safetensors headers of a repo: some hundred KB instead of gigabytes."""
-    from huggingface_hub import get_safetensors_metadata, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import HfApi, get_safetensors_metadata, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     from kakera.arch.registry import spec_of
     from kakera.arch.stored import TensorHeader
-    from kakera.plan.weights import from_tensors
 
     if (reason := _unreachable(repo)) is not None:
         raise CheckpointError(_why(repo, reason))
     try:
         config = json.loads(Path(hf_hub_download(repo, "config.json")).read_text())
-        files = get_safetensors_metadata(repo).files_metadata.values()
+        spec = spec_of(config, planned=True)
+        files = list(get_safetensors_metadata(repo).files_metadata.values())
+        for name in spec.names.beside:
+            with contextlib.suppress(EntryNotFoundError):
+                files.append(HfApi().parse_safetensors_file_metadata(repo, name))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(_why(repo, error)) from None
-    spec = spec_of(config)
-    tensors = [
+    headers = [
         TensorHeader(name, Path(repo), t.dtype, tuple(t.shape), begin, end - begin)
         for file in files
         for name, t in file.tensors.items()
         for begin, end in [t.data_offsets]
     ]
-    return spec, from_tensors(tensors, spec, f"{len(tensors)} tensors of {repo} (headers only, nothing downloaded)")
+    return Shape(spec, config, headers, f"{repo} (headers only, nothing downloaded)")
 
 
 def _why(repo: str, error: Exception) -> str:

@@ -34,16 +34,20 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     speed, notes = predict(made, machine, weights), cautions(made, machine)
     if len(made.device_bytes) > 1:
         notes += ("kakera computes on one card so far: this is what several will take, its speeds are estimates",)
+    if spec.unserved:
+        notes += (spec.unserved,)
     if as_json:
         _print_json(to_json(made, machine, speed, notes))
         return
     from rich.console import Console
 
-    from kakera.plan.table import as_table, speed_line
+    from kakera.plan.table import as_table, read_line, speed_line
 
     console = Console(highlight=False)
     console.print(as_table(made, machine))
     console.print(f"Weights: {weights.source}.", speed_line(speed, made, machine), style="dim")
+    if made.placed:
+        console.print(read_line(speed, made), style="dim")
     for note in notes:
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kakera.arch.spec import FINISH, Draft, Layer, ModelSpec
+from kakera.arch.spec import Draft, Layer, ModelSpec
 from kakera.errors import CheckpointError
 from kakera.model.kinds import KINDS
 from kakera.model.loader import Loader
@@ -46,7 +46,7 @@ def load_weights(
         loaded.append(layers.load(layer))
         if progress is not None:
             progress(done, len(spec.layers))
-    finish = layers.rule.load(layers.loader, FINISH)
+    finish = layers.rule.load(layers.loader, spec.finish)
     return ModelWeights(embedding, tuple(loaded), finish, head, None if drafts is None else layers.draft(drafts))
 
 

@@ -155,9 +155,12 @@ def _hardware(case: _Case) -> list[Way]:
         whole = failed.plan.device_names == ("cpu",)
         more = f"a machine with at least {memory} GB of memory" if whole else f"more memory: --gpus cpu:{memory}GB"
         return [Way(more, -failed.room), *_cards_instead(case)]
+    used = max(d.used for d in machine.devices)
     if failed.room >= 0:
-        return [Way(f"a machine with at least {memory} GB of memory", 0, -failed.host_room)]
-    size = _capacity(failed.need + max(d.used for d in machine.devices))
+        apart = sum(placed.part.on_device(CUDA, len(machine.devices)) for placed in failed.plan.placed if placed.host)
+        cards = _cards_way(case, len(machine.devices), _capacity(failed.need + apart + used)) if apart else []
+        return [Way(f"a machine with at least {memory} GB of memory", 0, -failed.host_room), *cards, *_more_cards(case)]
+    size = _capacity(failed.need + used)
     ways = [*_cards_way(case, len(machine.devices), size), *_more_cards(case)]
     if ways:
         return ways

@@ -13,6 +13,7 @@ from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE, pages_for
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.kv_format import KvFormat
+from kakera.plan.placement import must, part_rows, place
 from kakera.plan.plan import Place, Plan, PlanRow, Wishes
 from kakera.plan.sizes import (
     checkpoint_bytes,
@@ -22,7 +23,7 @@ from kakera.plan.sizes import (
     scratch_bytes,
 )
 from kakera.plan.store_sizes import StoreSizes, fitting
-from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes
+from kakera.plan.weights import CPU_LINEAR_BYTES, Placed, WeightBytes
 from kakera.target.devices import Machine
 from kakera.target.kernels import serves_attention
 
@@ -139,7 +140,7 @@ class _Budget:
         self.spec, self.wishes, self.machine, self.weights, self.slots = spec, wishes, machine, weights, slots
         self.kv = kv_format(spec, wishes)
         self.ranks = len(machine.devices)
-        self.own = of_rank(spec, 0, self.ranks)  # what one device computes with
+        self.own = of_rank(spec, self.ranks - 1, self.ranks)  # what one device computes with; none has more
         self.target, self.one_memory = machine.target, machine.target.one_memory
         self.chunk = wishes.chunk or self.target.defaults.chunk
         self.state_dtype = wishes.state_dtype or self.target.defaults.state_dtype
@@ -152,19 +153,26 @@ class _Budget:
     def draft(self) -> Draft:
         fixed = self._device_rows() + self._host_rows()
         asked_cache = self.wishes.host_cache or 0
-        need = _total(fixed, "device") + (asked_cache if self.one_memory else 0)
+        parts, target = self.weights.parts, self.target
+        forced = must(parts, target)
+        need = _total(fixed, "device") + forced + (asked_cache if self.one_memory else 0)
         context = self.wishes.context or self._longest_context(self.usable - need)
         least = pages_for(context)
         need += least * self.page
         host_need = need if self.one_memory else _total(fixed, "host") + self._cache_bytes(asked_cache)
-        cache = self._host_cache(self.host_usable - host_need)
+        spared = TIGHT if parts else 0  # what is placed last would else take all up to a warning
+        placed = place(parts, target, self.ranks, self.usable - need - spared, self.host_usable - host_need)
+        apart = sum(part.device for part in placed) - forced
+        host_need += sum(part.host for part in placed)
+        cache = self._host_cache(self.host_usable - host_need - (apart if self.one_memory else 0))
         extra_cache = self._cache_bytes(cache) - self._cache_bytes(asked_cache)
-        left = self.usable - need - (extra_cache if self.one_memory else 0)
-        more = self._more_pages(left, context)
-        rows = (*fixed, *self._page_rows(context, least, more), self._cache_row(cache))
+        left = self.usable - need - apart - (extra_cache if self.one_memory else 0)
+        more = self._more_pages(left - spared, context)
+        of_parts = (row for part in placed for row in part_rows(part))
+        rows = (*fixed, *of_parts, *self._page_rows(context, least, more), self._cache_row(cache))
         room = left - more * self.page
         host_room = room if self.one_memory else self.host_usable - host_need - extra_cache
-        return Draft(self._plan(context, least + more, cache, rows), room, host_room, need, host_need)
+        return Draft(self._plan(context, least + more, cache, rows, placed), room, host_room, need, host_need)
 
     def _device_rows(self) -> tuple[PlanRow, ...]:
         spec, ranks = self.own, self.ranks
@@ -245,7 +253,9 @@ class _Budget:
             note = f"too little for a checkpoint of {each}: no prefix is kept"
         return PlanRow("prefix cache store", "host", self._cache_bytes(cache), note, "cache")
 
-    def _plan(self, context: int, pages: int, cache: int, rows: tuple[PlanRow, ...]) -> Plan:
+    def _plan(
+        self, context: int, pages: int, cache: int, rows: tuple[PlanRow, ...], placed: tuple[Placed, ...]
+    ) -> Plan:
         return Plan(
             spec=self.spec,
             kv=self.kv,
@@ -263,6 +273,7 @@ class _Budget:
             sink_bytes=self.kv.window_page_bytes(self.spec),
             page_bytes=self.kv.page_bytes(self.spec),
             rows=rows,
+            placed=placed,
         )
 
 

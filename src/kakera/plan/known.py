@@ -1,6 +1,7 @@
 """Shapes of well-known models by name, so that `kakera plan` works before anything is downloaded. No torch.
 
-Source of the numbers: the public config.json of each model; Escha's quantisation is that of its own repository.
+Source of the numbers: the public config.json of each model; Escha's quantisation is that of its own repository, that of
+Qwen3.8-Flash-Next its smallest EXL3 build (2.05bpw_h4_ng4).
 """
 
 from __future__ import annotations
@@ -39,8 +40,47 @@ _9B: dict[str, Any] = {
     "intermediate_size": 12288,
     "linear_num_value_heads": 32,
 }
+# one model of its own: no other has these keys
+_FLASH_NEXT: dict[str, Any] = {
+    **{key: value for key, value in _FAMILY.items() if key != "eos_token_id"},
+    "model_type": "qwen4_exp_text",
+    "hidden_size": 2560,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 48,
+    "output_gate_type": "sigmoid",
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 640,
+    "shared_expert_intermediate_size": 640,
+    "hc_count": 4,
+    "hc_lowrank": 320,
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 128,
+    "indexer_budget": 2048,
+    "indexer_compress_ratio": 4,
+    "ple_layer_ids": [2],
+    "ple_embed_dim": 2560,
+    "ple_conv_kernel_size": 4,
+    "ngram_size": 3,
+    "heads_per_ngram": 8,
+    "ngram_vocab_size_base": 20_000_000,
+    "eos_token_id": 248044,
+}
 KNOWN: dict[str, dict[str, Any]] = {
     "qwen3.8-27b": {**_27B, "quantization_config": {"quant_method": "escha"}},
     "qwen3.8-27b-bf16": _27B,
     "qwen3.5-9b-bf16": _9B,
+    "qwen3.8-flash-next": {
+        **_FLASH_NEXT,
+        "quantization_config": {
+            "quant_method": "exl3",
+            "bits": 2.05,
+            "head_bits": 4,
+            "mtp_bits": 2,
+            "codebook": "mul1",
+        },
+    },
 }

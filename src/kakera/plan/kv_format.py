@@ -61,6 +61,14 @@ class KvFormat:
         """Bytes of one token in the page pool, all layers."""
         return self.page_bytes(spec) // PAGE
 
+    def read_bytes(self, spec: ModelSpec, tokens: int) -> int:
+        """Bytes of the page pool that attention reads for one token behind `tokens`: all keys and values, or those that
+        a selector leaves and all that it looks at."""
+        coded = spec.kv_values_per_token // spec.head_dim * self.vector_bytes(spec.head_dim)
+        selector = spec.attention.selector
+        read = min(tokens, selector.tokens) if selector else tokens
+        return tokens * (self.token_bytes(spec) - coded) + read * coded
+
     def page_bytes(self, spec: ModelSpec) -> int:
         return record_bytes(page_record(spec, self.vector_bytes))
 

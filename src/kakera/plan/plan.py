@@ -8,6 +8,7 @@ from typing import Literal
 from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.plan.kv_format import KvFormat
+from kakera.plan.weights import Placed
 from kakera.target.target import StateDtype, Target
 
 Place = Literal["device", "host"]
@@ -65,6 +66,7 @@ class Plan:
     sink_bytes: int
     page_bytes: int
     rows: tuple[PlanRow, ...]
+    placed: tuple[Placed, ...] = ()  # weights that may lie apart from the others
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""

@@ -14,15 +14,19 @@ from kakera.target.devices import Machine
 # (37 of 52 tokens/s); faster cards wait longer for launches and all-reduce. To be replaced by a measurement.
 DECODE_EFFICIENCY = 0.6
 PREFILL_EFFICIENCY = 0.35  # share of the peak fp16 rate, trellis decoding included; a guess until measured
+HOST_BANDWIDTH = 24e9  # bytes per second from pinned memory to a card, PCIe 4 x 16; less on narrower slots
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second of one stream. None where a card's figures are unknown."""
+    """Tokens per second of one stream, None where a card's figures are unknown; bytes of weights that a token reads on
+    each device, and on the host beside it."""
 
     decode_short: float | None
     decode_full: float | None  # at the planned context
     prefill: float | None
+    read_on_device: int = 0
+    read_on_host: int = 0
 
 
 def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
@@ -32,11 +36,15 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     slowest = min(machine.devices, key=lambda d: d.bandwidth or target.bandwidth or 0.0)
     bandwidth, flops = slowest.bandwidth or target.bandwidth, slowest.flops or target.flops
     states = 2 * live_state_bytes(of_rank(plan.spec, 0, ranks), target)  # read and written
-    fixed = weights.read_per_token(target, ranks) + states
-    history = plan.context * plan.kv.token_bytes(plan.spec) // ranks
-    values = sum(plan.spec.kinds.values())
+    read = weights.read_per_token(target, ranks) + sum(placed.read_on_device for placed in plan.placed)
+    read_on_host = sum(placed.read_on_host for placed in plan.placed)
+    fixed, host = read + states, read_on_host / HOST_BANDWIDTH  # seconds, in which the cards wait
+    history = plan.kv.read_bytes(plan.spec, plan.context) // ranks
+    rate = bandwidth and DECODE_EFFICIENCY * bandwidth
     return Speed(
-        decode_short=bandwidth and DECODE_EFFICIENCY * bandwidth / fixed,
-        decode_full=bandwidth and DECODE_EFFICIENCY * bandwidth / (fixed + history),
-        prefill=flops and PREFILL_EFFICIENCY * flops * ranks / (2 * values),
+        decode_short=rate and rate / (fixed + host * rate),
+        decode_full=rate and rate / (fixed + history + host * rate),
+        prefill=flops and PREFILL_EFFICIENCY * flops * ranks / (2 * plan.spec.active),
+        read_on_device=read,
+        read_on_host=read_on_host,
     )

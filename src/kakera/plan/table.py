@@ -84,6 +84,13 @@ def as_table(plan: Plan, machine: Machine) -> Table:
     return table
 
 
+def read_line(speed: Speed, plan: Plan) -> str:
+    """Of weights that lie apart from the others: what one token reads of all that is resident, and where."""
+    where = "" if plan.target.one_memory else f" on each card and {gigabytes(speed.read_on_host)} from the host"
+    resident = sum(row.bytes for row in plan.rows if row.meter == "load")
+    return f"Of {gigabytes(resident)} of weights a token reads {gigabytes(speed.read_on_device)}{where}."
+
+
 def speed_line(speed: Speed, plan: Plan, machine: Machine) -> str:
     """One line, which names the cards whose figures would be needed if there is no estimate."""
     parts = []

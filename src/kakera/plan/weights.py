@@ -11,18 +11,64 @@ from typing import Any
 
 from kakera.arch.spec import EMBEDDING, OF_HEAD, ModelSpec
 from kakera.arch.stored import TensorHeader, read_config, stored_headers
-from kakera.arch.tensors import Tensor
+from kakera.arch.tensors import Place, Shard, Tensor
+from kakera.arch.weigh import Quantization, by_tensor
 from kakera.target.target import Target
 
 # A CPU holds its linears in fp16 where torch has FBGEMM, which is x86-64 with AVX2, and in fp32 elsewhere.
 CPU_LINEAR_BYTES = 2 if platform.machine().lower() in ("x86_64", "amd64") else 4
 RANDOM_WEIGHTS = "random_weights"  # key of a config.json whose model has made-up weights: their seed
-ROW_SCALE_BYTES = 2  # int8 rows of embedding and head carry one fp16 scale each
+
+
+@dataclass(frozen=True)
+class Part:
+    """Weights that may lie apart from the others: `places`, best first. `shares`: bytes as stored, by how ranks share
+    them; `decoded`: bytes on a CPU. A token takes `taken` of its `units` (experts of every layer), or so many rows of a
+    table, which is one unit, and reads `read` bytes."""
+
+    name: str
+    places: tuple[Place, ...]
+    shares: tuple[tuple[Shard, int], ...]
+    decoded: int
+    units: int
+    taken: int
+    read: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(count for _, count in self.shares)
+
+    def on_device(self, target: Target, ranks: int) -> int:
+        """Bytes on the device that holds most of it."""
+        if target.one_memory:
+            return self.decoded
+        return sum(math.ceil(count * shard.largest(ranks)) for shard, count in self.shares)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part with `units` of it on the card: `device` bytes on each, `host` bytes beside. Nothing of either: it stays
+    in its file."""
+
+    part: Part
+    units: int
+    device: int
+    host: int
+
+    @property
+    def read_on_device(self) -> int:
+        """Bytes that a token reads of it on each, if all units are chosen alike."""
+        return self.part.read * self.device // self.part.bytes
+
+    @property
+    def read_on_host(self) -> int:
+        return self.part.read * (self.part.units - self.units) // self.part.units
 
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """`coded` is what a GPU holds (the bytes of the files), `decoded` what a CPU holds after loading.
+    """`coded` is what a GPU holds (the bytes of the files), `decoded` what a CPU holds after loading; both without
+    `parts`.
 
     `replicated` of `coded` is held by every rank of a tensor-parallel group (vectors: norms, scales);
     `embedding` is the row look-up, which a decode step does not read. `source` says where the figures come from.
@@ -34,6 +80,7 @@ class WeightBytes:
     embedding: int
     decoded_embedding: int
     source: str
+    parts: tuple[Part, ...] = ()
 
     def on_device(self, target: Target, ranks: int) -> int:
         """Bytes on one device. A CPU is one rank."""
@@ -52,33 +99,43 @@ def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
     """Read the headers of all shards; random weights have none. Raises CheckpointError for missing or damaged files."""
     if RANDOM_WEIGHTS in (config := read_config(directory)):
         return from_config(spec, config)
-    tensors = stored_headers(directory)
+    tensors = stored_headers(directory, spec.names.beside)
     return from_tensors(tensors, spec, source=f"{len(tensors)} tensors of {directory.name or directory}")
 
 
 def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) -> WeightBytes:
     """Draft layers and vision towers are not loaded, so they do not count."""
-    used = [tensor for tensor in tensors if spec.counts(tensor.name)]
+    declared = spec.tensors()
+    found = by_tensor(spec, (tensor for tensor in tensors if spec.counts(tensor.name)))
+    apart = {name: held for name, held in found.items() if name in declared and declared[name].part}
+    used = [(declared.get(name), held) for name, group in found.items() if name not in apart for held in group]
+    missing = dict.fromkeys(tensor.part for name, tensor in declared.items() if tensor.part and name not in apart)
     decoded, decoded_embedding = decoded_bytes(spec)
-    table = sum(t.bytes for t in used if spec.names.canonical(t.name).startswith(f"{EMBEDDING}."))
     return WeightBytes(
-        coded=sum(t.bytes for t in used),
+        coded=sum(held.bytes for _, held in used),
         decoded=decoded,
-        replicated=sum(t.bytes for t in used if len(t.shape) <= 1),
-        embedding=0 if spec.tied else table,
+        replicated=sum(held.bytes for tensor, held in used if len(held.shape) <= 1 or (tensor and _everywhere(tensor))),
+        embedding=0 if spec.tied else sum(held.bytes for held in found.get(EMBEDDING, ()) if EMBEDDING not in apart),
         decoded_embedding=decoded_embedding,
-        source=source,
+        source=source + "".join(f"; no file holds the {part}, which is not counted" for part in missing),
+        parts=_parts((declared[name], sum(held.bytes for held in group)) for name, group in apart.items()),
     )
 
 
-def decoded_bytes(spec: ModelSpec) -> tuple[int, int]:
-    """(all weights, the embedding that decoding does not read) as a CPU holds them.
+def _everywhere(tensor: Tensor) -> bool:
+    return tensor.shard.axis is None
 
-    Linears take CPU_LINEAR_BYTES a value; embeddings, a head that is tied to one, norms and convolutions are fp32.
-    """
-    held = [tensor for tensor in spec.tensors().values() if not tensor.alias]
-    decoded = sum(t.count * (CPU_LINEAR_BYTES if t.role == "linear" else 4) for t in held)
-    return decoded, 0 if spec.tied else 4 * spec.tensors()[EMBEDDING].count
+
+def decoded_bytes(spec: ModelSpec) -> tuple[int, int]:
+    """(all weights but parts, the embedding that decoding does not read) as a CPU holds them."""
+    held = [tensor for tensor in spec.tensors().values() if not tensor.alias and not tensor.part]
+    embedding = sum(_decoded(tensor) for tensor in held if tensor.name == EMBEDDING)
+    return sum(_decoded(tensor) for tensor in held), 0 if spec.tied else embedding
+
+
+def _decoded(tensor: Tensor) -> int:
+    """Linears take CPU_LINEAR_BYTES a value; embeddings, a head tied to one, norms and convolutions are fp32."""
+    return tensor.count * (CPU_LINEAR_BYTES if tensor.role in ("linear", "stack") else 4)
 
 
 def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
@@ -87,43 +144,49 @@ def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
     Escha-W2: exact (the rates of its published mix; int8 embedding and head). EXL3: from its `bits` and `head_bits`,
     and with a head of its own. Otherwise 16-bit weights.
     """
-    quantization = config.get("quantization_config") or {}
-    method = str(quantization.get("quant_method", ""))
+    quantization = Quantization.of(spec, config)
+    method = quantization.method
     found = [t for t in spec.tensors().values() if not t.alias or method == "exl3"]
-    coded = [t for t in found if t.stored_as(method) in ("escha", "exl3")]
-    rest = [t for t in found if t.stored_as(method) in ("int8", "plain")]
-    small = [t for t in rest if t.kind is None and t.role != "table"]
-    vectors = sum(_vector_bytes(t, method) for t in coded)
-    if method == "escha":
-        body, source = sum(t.count * t.kind.escha // 8 for t in coded if t.kind), "computed for Escha-W2 of this config"
-    elif method == "exl3":
-        bits, head_bits = float(quantization["bits"]), float(quantization.get("head_bits", 6))
-        head = sum(t.count for t in coded if t.kind == OF_HEAD)
-        body = math.ceil((sum(t.count for t in coded) - head) * bits / 8 + head * head_bits / 8)
-        source = f"estimated for EXL3 at {bits} bits"
-    else:
-        body, source = 0, "computed for 16-bit weights of this config"
+    fixed = [t for t in found if not t.part]
+    small = [t for t in fixed if t.kind is None and t.role != "table"]
+    whole = [t for t in fixed if t.kind is not None and t.kind != OF_HEAD and _everywhere(t)]
+    vectors = sum(quantization.vectors(t) for t in fixed if t not in whole)
     decoded, decoded_embedding = decoded_bytes(spec)
+    sources = {
+        "escha": "computed for Escha-W2 of this config",
+        "exl3": f"estimated for EXL3 at {float(quantization.mean)} bits",
+    }
     return WeightBytes(
-        coded=body + vectors + sum(_row_bytes(t, method) for t in rest),
+        coded=math.ceil(sum(quantization.bytes(t) for t in fixed)),
         decoded=decoded,
-        replicated=vectors + 2 * sum(t.count for t in small),
-        embedding=0 if spec.tied else _row_bytes(spec.tensors()[EMBEDDING], method),
+        replicated=vectors + 2 * sum(t.count for t in small) + math.ceil(sum(quantization.bytes(t) for t in whole)),
+        embedding=0 if spec.tied else sum(int(quantization.bytes(t)) for t in fixed if t.name == EMBEDDING),
         decoded_embedding=decoded_embedding,
-        source=source,
+        source=sources.get(method, "computed for 16-bit weights of this config"),
+        parts=_parts((t, math.ceil(quantization.bytes(t))) for t in found if t.part),
     )
 
 
-def _row_bytes(tensor: Tensor, method: str) -> int:
-    """Of what no trellis codes: 16 bit, or int8 rows with a scale each."""
-    rows = tensor.shape[0] * ROW_SCALE_BYTES
-    return tensor.count + rows if tensor.stored_as(method) == "int8" else 2 * tensor.count
+def _parts(weighed: Iterable[tuple[Tensor, int]]) -> tuple[Part, ...]:
+    groups: dict[str, list[tuple[Tensor, int]]] = {}
+    for tensor, count in weighed:
+        groups.setdefault(tensor.part, []).append((tensor, count))
+    return tuple(_part(name, group) for name, group in groups.items())
 
 
-def _vector_bytes(tensor: Tensor, method: str) -> int:
-    """Escha's rin, s_in; rout, s_out, bias; config. EXL3's suh and svh, a head's left out."""
-    outputs, inputs = tensor.shape[-2:]
-    matrices = tensor.count // (outputs * inputs)
-    if method == "escha":
-        return matrices * (6 * inputs + 8 * outputs + 24)
-    return 0 if tensor.kind == OF_HEAD else matrices * 2 * (inputs + outputs)
+def _part(name: str, group: list[tuple[Tensor, int]]) -> Part:
+    """A table on a CPU stays as it is stored where it may lie in a file; an embedding is decoded as ever."""
+    tensor, _ = group[0]
+    shares: dict[Shard, int] = {}
+    for member, count in group:
+        shares[member.shard] = shares.get(member.shard, 0) + count
+    stored = "file" in tensor.places
+    return Part(
+        name=name,
+        places=tensor.places,
+        shares=tuple(shares.items()),
+        decoded=sum(count if stored else _decoded(member) for member, count in group),
+        units=tensor.shape[0] if tensor.role == "stack" else 1,
+        taken=tensor.active or 1,
+        read=math.ceil(sum(count * member.share for member, count in group)),
+    )

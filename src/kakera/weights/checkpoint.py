@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
+from kakera.arch.weigh import Entry
 from kakera.errors import CheckpointError
 from kakera.weights import escha, exl3, int8, plain, synthetic
 from kakera.weights.coded import CodedLinear
@@ -32,17 +32,6 @@ class Format(Protocol):
 
 
 FORMATS: dict[str, Format] = {"plain": plain, "int8": int8, "escha": escha, "exl3": exl3}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A module (or a lone tensor) of a checkpoint: format, shape ([O, I] for a linear), bytes on disk."""
-
-    name: str
-    kind: str  # plain | int8 | escha | exl3
-    shape: tuple[int, ...]
-    bytes: int
-    bits_per_weight: float
 
 
 class Checkpoint:
@@ -69,7 +58,7 @@ class Checkpoint:
         """
         spec = load_spec(directory)
         modules: dict[str, Leaves] = {}
-        for stored in synthetic.tensors_of(directory, spec) or stored_tensors(directory):
+        for stored in synthetic.tensors_of(directory, spec) or stored_tensors(directory, spec.names.beside):
             module, _, leaf = spec.names.canonical(stored.name).rpartition(".")
             modules.setdefault(module, Leaves(module)).add(leaf, stored)
         if escha_bias and not any(escha.MARK in leaves and "bias" in leaves for leaves in modules.values()):

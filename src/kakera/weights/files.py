@@ -7,6 +7,7 @@ positional reads do not, so loading never needs more than the tensors asked for 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,9 +53,9 @@ def read_header(path: Path) -> list[StoredTensor]:
     return [StoredTensor(**vars(header)) for header in read_headers(path)]
 
 
-def stored_tensors(directory: Path) -> list[StoredTensor]:
-    """All tensors of a model directory; those of a draft layer's folder come last. Raises CheckpointError."""
-    return [StoredTensor(**vars(header)) for header in stored_headers(directory)]
+def stored_tensors(directory: Path, beside: Iterable[str]) -> list[StoredTensor]:
+    """All tensors of a model directory, as `arch.stored.stored_headers` lists them. Raises CheckpointError."""
+    return [StoredTensor(**vars(header)) for header in stored_headers(directory, beside)]
 
 
 def read_tensor(

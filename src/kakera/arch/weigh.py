@@ -1,0 +1,163 @@
+"""How many bytes the tensors of a declaration take: by a config's quantisation, before any file is there, or by the
+headers of its files. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from kakera.arch.spec import OF_DRAFT, OF_HEAD, ModelSpec
+from kakera.arch.stored import TensorHeader
+from kakera.arch.tensors import Format, Tensor
+
+ROW_SCALE_BYTES = 2  # int8 rows, and rows of a trellis, carry one fp16 scale each
+HALF_RATES_BELOW, MOST_BITS = 4, Fraction(8)  # a value, of EXL3; the halves of its codebook mul1
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a config says of its weights. `method`: escha, exl3, or none of both: 16 bit. `rates`: of EXL3, the mean of
+    the layers, and those of the head and of a draft layer's experts; `base`: that of the layers' experts where the mean
+    is that of a mix, in which other linears stand above them."""
+
+    method: str
+    mean: Fraction = Fraction(16)
+    head: Fraction = Fraction(16)
+    draft: Fraction = Fraction(16)
+    base: Fraction | None = None
+
+    @staticmethod
+    def of(spec: ModelSpec, config: Mapping[str, Any]) -> Quantization:
+        """Raises KeyError if an EXL3 config lacks its `bits`."""
+        stated = config.get("quantization_config") or {}
+        method = str(stated.get("quant_method", ""))
+        if method != "exl3":
+            return Quantization(method)
+        mean, head = (Fraction(str(bits)) for bits in (stated["bits"], stated.get("head_bits", 6)))
+        base = _base(spec, mean, stated.get("codebook") == "mul1")
+        draft = Fraction(str(stated.get("mtp_bits", base or mean)))
+        return Quantization(method, mean, head, draft, base)
+
+    def bits(self, tensor: Tensor) -> Fraction:
+        """A coded value of an EXL3 tensor."""
+        if tensor.kind == OF_HEAD:
+            return self.head
+        drafted = tensor.kind is not None and tensor.kind.name == OF_DRAFT.name
+        if self.base is None:
+            return self.draft if drafted else self.mean
+        above = tensor.kind.above if tensor.kind else OF_HEAD.above
+        return min((self.draft if drafted else self.base) + above, MOST_BITS)
+
+    def codes(self, tensor: Tensor) -> Fraction:
+        """Bytes of the codes of a tensor, 0 if it is not coded."""
+        stored = tensor.stored_as(self.method)
+        if stored == "escha" and tensor.kind is not None:
+            return Fraction(tensor.count * tensor.kind.escha // 8)
+        return tensor.count * self.bits(tensor) / 8 if stored == "exl3" else Fraction(0)
+
+    def vectors(self, tensor: Tensor) -> int:
+        """Bytes of what stands beside the codes. Escha: rin, s_in; rout, s_out, bias; config. EXL3: suh and svh, a
+        head's left out; of rows their scales."""
+        stored, (outputs, inputs) = (
+            tensor.stored_as(self.method),
+            tensor.shape[-2:] if len(tensor.shape) > 1 else (0, 0),
+        )
+        matrices = math.prod(tensor.shape[:-2])
+        if stored == "escha":
+            return matrices * (6 * inputs + 8 * outputs + 24)
+        if stored != "exl3" or tensor.kind == OF_HEAD:
+            return 0
+        if tensor.role == "table":
+            return outputs * ROW_SCALE_BYTES
+        return matrices * 2 * (max(1, len(tensor.pieces)) * inputs + outputs)
+
+    def bytes(self, tensor: Tensor) -> Fraction:
+        """All bytes of a tensor: 16 bit, or int8 rows with a scale each, where no trellis codes it."""
+        stored = tensor.stored_as(self.method)
+        if stored == "int8":
+            return Fraction(tensor.count + tensor.shape[0] * ROW_SCALE_BYTES)
+        if stored == "plain":
+            return Fraction(2 * tensor.count)
+        return self.codes(tensor) + self.vectors(tensor)
+
+
+def _base(spec: ModelSpec, mean: Fraction, halves: bool) -> Fraction | None:
+    """The rate of experts in a mix whose mean (in two digits) is `mean`; None if the rates are not those of a mix."""
+    step = 2 if halves and mean < HALF_RATES_BELOW else 1
+    base = Fraction(math.floor(mean * step), step)
+    total = sum(spec.kinds.values())
+    bits = sum((count * min(base + kind.above, MOST_BITS) for kind, count in spec.kinds.items()), Fraction(0))
+    mixed = any(kind.above == 0 for kind in spec.kinds) and abs(bits / total - mean) <= Fraction(1, 100)
+    return base if mixed else None
+
+
+def by_tensor(spec: ModelSpec, headers: Iterable[TensorHeader]) -> dict[str, list[TensorHeader]]:
+    """Stored tensors by the name of the declared one that they are part of, draft layer included; what belongs to none
+    stands under its own canonical name."""
+    declared = spec.tensors(draft=True)
+    pieces = {piece: name for name, tensor in declared.items() for piece in tensor.pieces}
+    found: dict[str, list[TensorHeader]] = {}
+    for header in headers:
+        found.setdefault(_owner(spec.names.canonical(header.name), declared, pieces), []).append(header)
+    return found
+
+
+def _owner(name: str, declared: Mapping[str, Tensor], pieces: Mapping[str, str]) -> str:
+    """The longest beginning of a name that is declared, or a piece of a stack: the number of its expert is a `*`."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if (begin := ".".join(parts[:end])) in declared:
+            return begin
+        if end > 1 and parts[end - 2].isdigit():
+            piece = ".".join((*parts[: end - 2], "*", parts[end - 1]))
+            if piece in pieces:
+                return pieces[piece]
+    return name
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A module (or a lone tensor) of a checkpoint: format, shape ([O, I] for a linear), bytes on disk."""
+
+    name: str
+    kind: str  # plain | int8 | escha | exl3
+    shape: tuple[int, ...]
+    bytes: int
+    bits_per_weight: float
+
+    @staticmethod
+    def of(name: str, kind: str, shape: tuple[int, ...], count: int) -> Entry:
+        return Entry(name, kind, shape, count, 8 * count / max(1, math.prod(shape)))
+
+
+def stored_entries(spec: ModelSpec, headers: Iterable[TensorHeader]) -> list[Entry]:
+    """One for every declared tensor that is stored, however many pieces it is stored in, and for every other one; none
+    for what is known and not served."""
+    declared = spec.tensors(draft=True)
+    found = []
+    for name, group in by_tensor(spec, headers).items():
+        shape = declared[name].shape if name in declared else group[0].shape
+        if not name.startswith(spec.names.ignored):
+            found.append(Entry.of(name, format_of(group), shape, sum(header.bytes for header in group)))
+    return found
+
+
+def expected_entries(spec: ModelSpec, config: Mapping[str, Any]) -> list[Entry]:
+    """Of a config alone, its draft layer included."""
+    quantization = Quantization.of(spec, config)
+    tensors = (t for t in spec.tensors(draft=True).values() if not t.alias or quantization.method == "exl3")
+    return [
+        Entry.of(t.name, t.stored_as(quantization.method), t.shape, math.ceil(quantization.bytes(t))) for t in tensors
+    ]
+
+
+MARKS: dict[str, Format] = {"trellis": "exl3", "escha_code": "escha", "weight_int8": "int8"}
+
+
+def format_of(headers: Iterable[TensorHeader]) -> Format:
+    """What a tensor is stored as, by the names of its leaves."""
+    leaves = {header.name.rpartition(".")[2] for header in headers}
+    return next((form for mark, form in MARKS.items() if mark in leaves), "plain")

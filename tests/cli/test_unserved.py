@@ -1,0 +1,124 @@
+"""A model that can be planned and shown and nothing else: every other command says so before it downloads or loads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import EntryNotFoundError
+from typer.testing import CliRunner
+
+import flash_next
+from kakera.arch.registry import load_spec
+from kakera.arch.stored import read_headers, stored_headers
+from kakera.cli import app
+from kakera.cli.model import read_shape, resolve_model
+from kakera.errors import Unserved
+
+WORDS = "kakera can plan Qwen3.8-Flash-Next (qwen4_exp) and not serve it yet: "
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory) -> Path:
+    """Four layers of a published build, headers only."""
+    directory = tmp_path_factory.mktemp("build")
+    flash_next.write_headers(directory)
+    return directory
+
+
+@pytest.fixture
+def config_alone(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(flash_next.BUILD))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "bench decode", "eval ppl", "bench kernels --spec"])
+@pytest.mark.parametrize("name", ["qwen3.8-flash-next", "spec:qwen3.8-flash-next"])
+def test_commands_that_compute_refuse_a_known_name(command, name):
+    found = CliRunner().invoke(app, [*command.split(), name])
+    assert isinstance(found.exception, Unserved), found.output
+    assert found.exception.exit_status == 2 and str(found.exception).startswith(WORDS)
+
+
+def test_commands_that_compute_refuse_a_directory(build, config_alone, tmp_path):
+    for directory in (build, config_alone):
+        with pytest.raises(Unserved, match="not serve it yet"):
+            resolve_model(str(directory))
+        found = CliRunner().invoke(app, ["quantize", str(directory), str(tmp_path / "out")])
+        assert isinstance(found.exception, Unserved) and not (tmp_path / "out").exists()
+
+
+def test_a_repository_is_refused_when_its_config_is_there_and_before_its_weights(config_alone, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda repo, timeout: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file, **more: str(config_alone / file))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("weights were asked for"))
+    with pytest.raises(Unserved, match="not serve it yet"):
+        resolve_model("owner/flash-next")
+
+
+def test_a_repository_is_shown_and_planned_from_headers_also_of_files_that_no_index_names(build, monkeypatch):
+    spec = load_spec(build, planned=True)
+    asked = []
+
+    def of_file(api, repo, file):
+        asked.append(file)
+        if not (build / file).is_file():
+            raise EntryNotFoundError("404", SimpleNamespace(headers={}, request=None))
+        return metadata(read_headers(build / file))
+
+    def metadata(headers):
+        tensors = {h.name: SimpleNamespace(dtype=h.dtype, shape=h.shape, data_offsets=(0, h.bytes)) for h in headers}
+        return SimpleNamespace(tensors=tensors)
+
+    indexed = SimpleNamespace(files_metadata={"all": metadata(stored_headers(build))})
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda repo, timeout: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file, **more: str(build / file))
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", lambda repo: indexed)
+    monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", of_file)
+    assert read_shape("owner/flash-next").weights().parts == read_shape(str(build)).weights().parts
+    assert asked == list(spec.names.beside)
+    monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", lambda *_: of_file(*_[:2], "none"))
+    without = read_shape("owner/flash-next").weights()
+    assert {part.name for part in without.parts} == {"experts", "embedding"}
+    assert without.source.endswith("; no file holds the n-gram table, which is not counted")
+
+
+def test_plan_answers_from_a_name_a_config_and_headers_alike(config_alone, build):
+    def weights(model: str) -> dict[str, int]:
+        found = CliRunner().invoke(app, ["plan", model, "--gpus", "48GB", "--host-cache", "0", "--json"])
+        data = json.loads(found.stdout)
+        return {row["name"]: row["bytes"] for row in data["rows"] if row["meter"] == "load" and row["bytes"]}
+
+    by_name = weights("qwen3.8-flash-next")
+    assert by_name["weights"] == pytest.approx(3.3e9, rel=0.03) and by_name["experts"] == 30_670_848_000
+    assert weights(str(config_alone)) == by_name
+    few = json.loads((build / "config.json").read_text())
+    (config_alone / "config.json").write_text(json.dumps(few))
+    assert weights(str(build)) == pytest.approx(weights(str(config_alone)), rel=0.002)
+
+
+def test_plan_says_that_it_is_not_served():
+    found = CliRunner().invoke(app, ["plan", "qwen3.8-flash-next", "--gpus", "48GB"], env={"COLUMNS": "200"})
+    assert WORDS in found.stdout
+    assert re.search(r"GB of weights a token reads 3\.8\d GB on each card and 0\.0 MB from the host", found.stdout)
+
+
+def test_info_answers_from_a_name_a_config_and_headers_alike(config_alone, build):
+    def show(model: str) -> dict:
+        return json.loads(CliRunner().invoke(app, ["info", model, "--json"]).stdout)
+
+    by_name = show("qwen3.8-flash-next")
+    assert by_name["bytes"] == pytest.approx((3.28 + 30.67 + 1.27 + 26.24 + 0.714) * 1e9, rel=0.01)
+    assert by_name["parameters"] == pytest.approx(179.6e9, rel=0.001)  # without the vision tower
+    assert by_name["layers"] == {"gdn": 36, "full": 12, "mtp": 1}
+    assert by_name["kv_bytes_per_token"] == {"bf16": 24_576 + 768, "int2": 3264 + 768}
+    assert {**show(str(config_alone)), "model": None, "path": None} == {**by_name, "model": None, "path": None}
+    stored = show(str(build))
+    groups = {group["role"]: group for group in stored["groups"]}
+    assert groups["layers.*.mlp.experts.gate_up_proj"]["shapes"] == [[512, 1280, 2560]]
+    assert groups["layers.*.ple.ple_embedding.ngram_embedding"]["bytes"] == pytest.approx(26.24e9, rel=0.001)
+    assert WORDS in CliRunner().invoke(app, ["info", str(build)]).stdout
