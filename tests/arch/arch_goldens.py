@@ -1,4 +1,4 @@
-"""What is folded over a declaration, as digests: plans, random weights, quantised files, checkpoints' shapes.
+"""What is folded over a declaration, as digests: random weights and quantised files. Plans have theirs in tests/plan/.
 
 `PYTHONPATH=tests python tests/arch/arch_goldens.py` writes them anew; do that only when bytes are meant to change.
 """
@@ -15,63 +15,21 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from kakera.errors import PlanRefused, UsageError
-from kakera.plan.budget import make_plan
-from kakera.plan.plan import Wishes
 from kakera.quantize.convert import quantize_checkpoint
 from kakera.quantize.recipe import Recipe
-from kakera.target.devices import Device, Machine
-from kakera.target.target import CPU, CUDA
 from kakera.weights import trellis
 from kakera.weights.files import read_header
 from random_model import ESCHA
 
 FILE = Path(__file__).with_name("goldens.json")
-GB = 10**9
 
 
-def _cards(*sizes: float) -> Machine:
-    return Machine(CUDA, tuple(Device(f"{size}GB", int(size * GB)) for size in sizes), 32 * len(sizes) * GB, 2 * GB)
-
-
-MACHINES = {
-    "cpu": Machine(CPU, (Device("cpu", 16 * GB, 2 * GB),), 16 * GB, 2 * GB),
-    "8": _cards(8),
-    "12": _cards(12.8),
-    "24": _cards(24),
-    "12,12": _cards(12.8, 12.8),
-    "16,24": _cards(16, 24),
-    "80x4": _cards(80, 80, 80, 80),
-}
-CODECS = {"int2": {}, "int2-128": {"kv_group": 128, "kv_window": 512}, "bf16": {"kv": "bf16"}, "fp32": {"kv": "fp32"}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "escha": {},
     "plain": {"quantization_config": None},
     "tied": {"tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "quantization_config": None},
 }
-
-
-def plans(shapes: dict[str, tuple[Any, Any]]) -> dict[str, list[Any]]:
-    """By model, machine, codec and context: the sizes of a plan and the bytes of its rows; of a refusal its text."""
-    found = {}
-    for name, (spec, weights) in shapes.items():
-        for place, machine in MACHINES.items():
-            for codec, changes in CODECS.items():
-                for context in (None, 4096, spec.max_positions):
-                    wishes = Wishes(context=context, **changes)
-                    case = f"{name} {place} {codec} {context}"
-                    try:
-                        plan = make_plan(spec, wishes, machine, weights)
-                    except (PlanRefused, UsageError) as refusal:
-                        found[case] = [_digest(str(refusal))]
-                        continue
-                    sizes = (plan.context, plan.pages, plan.slots, plan.chunk, plan.host_cache, len(plan.device_names))
-                    records = (plan.checkpoint_bytes, plan.sink_bytes, plan.page_bytes)
-                    rows = [row.bytes for row in plan.rows]
-                    notes = [(row.name, row.place, row.note, row.meter) for row in plan.rows]
-                    found[case] = [*sizes, *records, *rows, _digest(repr(notes))]
-    return found
 
 
 def weights(made: Any) -> dict[str, str]:
@@ -137,20 +95,8 @@ def _digest(text: str) -> str:
 
 def computed() -> Iterator[tuple[str, Any]]:
     """(what, digests by case)."""
-    from kakera.arch.registry import ARCHITECTURES, load_spec, spec_of
-    from kakera.cli.model import shape_of
-    from kakera.plan.known import KNOWN
-    from kakera.plan.weights import from_config
+    from kakera.arch.registry import load_spec, spec_of
     from kakera.weights.synthetic import RandomTensor, random_tensors
-
-    tied = {**ESCHA, "tie_word_embeddings": True}
-    plain = {**ESCHA, "model_type": "qwen3", "quantization_config": None}
-    small = {
-        name: (spec_of(config), from_config(spec_of(config), config))
-        for name, config in (("tied", tied), ("qwen3", plain))
-    }
-    served = (name for name, config in KNOWN.items() if config["model_type"] in ARCHITECTURES)
-    yield "plans", plans({name: shape_of(name) for name in (*served, "mini")} | small)
 
     def made(config: dict[str, Any]) -> list[RandomTensor]:
         return random_tensors(spec_of(config), config, Path("m"))
@@ -163,7 +109,4 @@ def computed() -> Iterator[tuple[str, Any]]:
 
 
 if __name__ == "__main__":
-    text = {key: json.dumps(value) if key != "plans" else value for key, value in computed()}
-    lines = [json.dumps(k) + ": " + json.dumps(v) for k, v in text.pop("plans").items()]
-    rest = [json.dumps(k) + ": " + v for k, v in text.items()]
-    FILE.write_text('{"plans": {\n' + ",\n".join(lines) + "},\n" + ",\n".join(rest) + "}\n")
+    FILE.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in computed()) + "\n}\n")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import shiftnet
 import torch
-from arch_goldens import MACHINES, encode
+from arch_goldens import encode
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -31,9 +31,17 @@ from kakera.quantize.recipe import Recipe
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
+from kakera.target.devices import Device, Machine
+from kakera.target.target import CPU, CUDA
 from kakera.weights.checkpoint import Checkpoint
 from kakera.weights.synthetic import RandomTensor, normal
 
+GB = 10**9
+MACHINES = {
+    "a CPU": Machine(CPU, (Device("cpu", 16 * GB, 2 * GB),), 16 * GB, 2 * GB),
+    "a card": Machine(CUDA, (Device("8GB", 8 * GB),), 32 * GB, 2 * GB),
+    "four cards": Machine(CUDA, (Device("80GB", 80 * GB),) * 4, 128 * GB, 2 * GB),
+}
 CONFIG = {
     "model_type": shiftnet.MODEL_TYPE,
     "vocab_size": 256,
@@ -95,7 +103,7 @@ def quantised(plain: Path, tmp_path: Path) -> Path:
 def plan_of(directory: Path, **changes: object) -> Plan:
     wishes = Wishes(context=1024, max_running=4, kv_group=32, kv_window=128, chunk=128, host_cache=64 * 2**20)
     spec = load_spec(directory)
-    return make_plan(spec, wishes, MACHINES["cpu"], from_checkpoint(directory, spec))
+    return make_plan(spec, wishes, MACHINES["a CPU"], from_checkpoint(directory, spec))
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -106,7 +114,7 @@ def test_it_is_planned_for_every_machine_and_ranks_share_it(machine):
     assert ranks <= 2, "two KV heads, so two cards at most"
     rows = {row.name: row.bytes for row in plan.rows}
     gdn, last = 4 * (4 // ranks) * 64 * 64 * 4, 6 * 128  # bytes of S; values of what the blocks have read last
-    item = 4 if machine == "cpu" else 2
+    item = 4 if machine == "a CPU" else 2
     assert rows["recurrent states"] == plan.slots * (gdn + item * (last + 4 * 3 * (512 // ranks)))
     assert of_rank(spec, 1, 2).tensors()["model.layers.0.mixer.down"].shape == (128, 128)
     assert {part.name for part in slot_record(spec, "bf16")} == {"state", "conv", "last"}

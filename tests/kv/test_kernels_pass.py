@@ -15,8 +15,7 @@ from test_kv_gpu_glue import error, launches  # noqa: F401
 from kakera.kv.batch import Batch, SingleTokens, Span
 from kakera.kv.cache import KVCache
 from kakera.kv.gpu.backend import GpuAttention
-from kakera.model import qwen3_5
-from kakera.model.mixers import gdn_kernels
+from kakera.model.mixers import gdn, gdn_kernels
 from kakera.model.mixers.gdn_kernels import KernelCore
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
@@ -74,7 +73,7 @@ def test_decode_rows_as_tensors_are_the_plain_paths(tiny_model, launches, monkey
     ours = build(tiny_model, codec)
     for slot in range(SLOTS):
         assert torch.equal(plain.prefill(slot), ours.prefill(slot))
-    monkeypatch.setattr(qwen3_5, "core_for", lambda spec, eps, *_: KernelCore(spec, eps))
+    monkeypatch.setattr(gdn, "core_for", lambda spec, eps, *_: KernelCore(spec, eps))
     ours.model = HybridModel(ours.model.spec, ours.model.weights)
     ours.cache.backend = GpuAttention(ours.model.spec, ours.cache.store, SLOTS, 64)
     assert ours.model.capturable and ours.cache.backend.capturable and not plain.model.capturable

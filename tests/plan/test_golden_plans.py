@@ -20,6 +20,7 @@ from kakera.plan.plan import Wishes
 from kakera.plan.speed import predict
 from kakera.plan.weights import CPU_LINEAR_BYTES, from_config
 from kakera.target.devices import Machine
+from random_model import ESCHA
 
 GOLDEN = Path(__file__).with_name("golden_plans.json")
 MACHINES = {
@@ -27,6 +28,8 @@ MACHINES = {
     "12GB beside others": cards(12, used=100_000_000),
     "2 x 12GB": cards(12, 12),
     "143GB": cards(143.8, ram_gb=512),
+    "16 + 24GB": cards(16, 24),
+    "4 x 80GB": cards(80, 80, 80, 80, ram_gb=128),
 }
 WISHES = {
     "all chosen": Wishes(gpus="named"),
@@ -38,10 +41,19 @@ WISHES = {
     "five groups a head": Wishes(gpus="named", kv_group=32, context=8192),
 }
 EXL3 = {"quant_method": "exl3", "bits": 3.0, "head_bits": 6}
+QWEN3 = {
+    "model_type": "qwen3",
+    "intermediate_size": 1024,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 262144,
+    "quantization_config": None,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "27B": KNOWN["qwen3.8-27b"],
     "9B in 16 bit": KNOWN["qwen3.5-9b-bf16"],
     "tied, heads of 64": {**KNOWN["qwen3.5-9b-bf16"], "head_dim": 64, "tie_word_embeddings": True},
+    "small qwen3": {**ESCHA, **QWEN3},
     "exl3": {**KNOWN["qwen3.5-9b-bf16"], "quantization_config": EXL3},
 }
 
