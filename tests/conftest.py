@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from tiny_model import write_tiny_model
 
 # One thread, here and in the processes that tests start, unless a test sets its own: two OpenMP threads on two busy

@@ -45,6 +45,7 @@ TEMPLATE = (
 
 def write_tiny_model(directory: Path, seed: int = 0) -> None:
     from safetensors.torch import save_file
+
     from tiny_weights import random_tensors
 
     save_file(random_tensors(seed), directory / "model.safetensors")

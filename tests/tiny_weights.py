@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from tiny_model import CONFIG, GDN_DIM, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, K_HEADS, KV_HEADS, TAPS, V_HEADS, VOCAB
 from torch import Tensor
+
+from tiny_model import CONFIG, GDN_DIM, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, K_HEADS, KV_HEADS, TAPS, V_HEADS, VOCAB
 
 
 def random_tensors(seed: int) -> dict[str, Tensor]:
