@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from kakera.cli.last_plan import compare_with_last
-from kakera.plan.budget import make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_config
 

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kakera.cache.host import CacheSizes, HostBudget
-from kakera.plan.budget import cautions, make_plan
+from kakera.plan.budget import cautions
 from kakera.plan.devices import Device, Machine
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes, fitting
 from kakera.plan.weights import from_config

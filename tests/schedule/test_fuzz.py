@@ -8,6 +8,7 @@ from driver import Driver, answer, message_ends, prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.cache.integrity import check_integrity
 from kakera.errors import RequestRefused
 
 MAX_TOKENS = 400
@@ -52,7 +53,7 @@ def play(seed: int, pages: int, slots: int, host: float, windowed: bool, steps: 
         if rng.random() < mishaps / 5:
             driver.flush()
         plan = driver.scheduler.plan_step()
-        driver.cache.check_integrity()
+        check_integrity(driver.cache)
         if live and rng.random() < mishaps:
             driver.scheduler.abort(rng.choice(live))
         if plan is not None:

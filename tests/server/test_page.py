@@ -15,9 +15,9 @@ import pytest
 from live_server import MINI, Live
 
 from kakera.plan import weights
-from kakera.plan.budget import make_plan
 from kakera.plan.devices import Device, Machine
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.spec import ModelSpec
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")

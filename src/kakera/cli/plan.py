@@ -16,8 +16,9 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
 
     from kakera.cli.model import shape_of
     from kakera.errors import PlanRefused
-    from kakera.plan.budget import cautions, make_plan
+    from kakera.plan.budget import cautions
     from kakera.plan.devices import resolve
+    from kakera.plan.planner import make_plan
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.ops.codec.coded import CodedLinear
 from kakera.ops.cuda.compiler import Kernel, kernel
-from kakera.weights.coded import CodedLinear
 
 FEW_ROWS = 32
 MANY_ROWS = 65  # three passes of 32 rows take as long as decoding once, and twice the launches

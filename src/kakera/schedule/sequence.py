@@ -5,10 +5,9 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from kakera.cache.checkpoints import Kind
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match
-from kakera.cache.tree import page_keys
+from kakera.cache.tree import Kind, page_keys
 from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Request, packed
