@@ -106,6 +106,7 @@ def test_files_and_configs(tmp_path):
     assert {linear["kind"] for linear in report["linears"]} >= {"mlp.up", "gdn.qkv", "attention.q", "mtp", "head"}
 
 
+@pytest.mark.slow
 def test_a_real_search_reaches_the_error_of_its_rate():
     weight_OI = 0.02 * torch.randn(128, 128, generator=torch.Generator().manual_seed(3)) * torch.rand(128, 1)
     weight_OI[7], weight_OI[:, 9] = 0, 0

@@ -245,6 +245,7 @@ print(loaded, status("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads peak memory from /proc")
 def test_loading_needs_little_more_than_what_it_loads(tmp_path):
     names = [f"model.layers.{i}.mlp.up_proj" for i in range(3)]

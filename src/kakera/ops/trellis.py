@@ -1,7 +1,8 @@
 """Trellis-coded linears on NVIDIA GPUs: y = x W, W staying coded. Reference: `CodedLinear.forward`.
 
 Up to FEW_ROWS rows: the codes are decoded inside the product, in registers; a wider batch takes several passes, until
-decoding W once to 16 bit and a library's product are faster (MANY_ROWS). docs/developers/performance/trellis.md has the numbers.
+decoding W once to 16 bit and a library's product are faster (MANY_ROWS). docs/developers/performance/trellis.md has
+the numbers.
 """
 
 from __future__ import annotations
