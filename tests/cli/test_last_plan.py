@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kakera.cli.last_plan import compare_with_last
-from kakera.plan.budget import make_plan
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import from_config
 from kakera.target.devices import Device, Machine

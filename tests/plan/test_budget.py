@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from machines import GB, cards, laptop
 
 from kakera.errors import PlanRefused, UsageError
-from kakera.plan.budget import cautions, draft, make_plan
+from kakera.plan.budget import cautions, draft
 from kakera.plan.plan import Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.sizes import margin
 from kakera.plan.spec import ModelSpec
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes

@@ -15,8 +15,8 @@ import pytest
 from live_server import MINI, Live
 
 from kakera.plan import weights
-from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.spec import ModelSpec
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CPU

@@ -12,8 +12,8 @@ from live_server import MINI
 
 from kakera.contract.events import EngineStats
 from kakera.plan import weights
-from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.spec import ModelSpec
 from kakera.server.memory_map import bars
 from kakera.server.page_routes import DIRECTORY

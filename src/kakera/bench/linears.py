@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
+from kakera.ops.codec.coded import CodedLinear
 from kakera.ops.int8 import int8_linear
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.sizes import DECODED_BYTES
 from kakera.plan.spec import ModelSpec
-from kakera.weights.coded import CodedLinear
 
 BITS = {"up": 3, "down": 3}  # Escha's rates; 2 for the rest
 LONG_ROWS = 1024  # from here on a card is bound by its power: measured rested too

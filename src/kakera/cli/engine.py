@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def plan_for(model: Model, wishes: Wishes, machine: Machine) -> tuple[Plan, Speed]:
     """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
     from kakera.plan import weights
-    from kakera.plan.budget import make_plan
+    from kakera.plan.planner import make_plan
     from kakera.plan.spec import ModelSpec
     from kakera.plan.speed import predict
 

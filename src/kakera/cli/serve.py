@@ -97,7 +97,7 @@ def serve(
         starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=not machine.target.has_cards))
         await asyncio.sleep(0)  # the engine's process loads while this one imports the web server, a second's work
         from kakera.server.run import serve as serve_engine
-        from kakera.service.watchdog import attendant, first_token
+        from kakera.server.watchdog import attendant, first_token
 
         engine = await starting
         try:

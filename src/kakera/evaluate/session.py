@@ -15,8 +15,8 @@ from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan import weights
-from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.spec import ModelSpec
 from kakera.run.build import build_engine, check_cards
 from kakera.run.engine import LocalEngine

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kakera.errors import CheckpointError
+from kakera.ops.codec.coded import CodedLinear
 from kakera.plan.spec import ModelSpec
 from kakera.weights import escha, exl3, int8, plain, synthetic
-from kakera.weights.coded import CodedLinear
 from kakera.weights.files import StoredTensor, read_header
 from kakera.weights.leaves import Leaves
 

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from kakera.errors import CheckpointError
 from kakera.model.parameters import parameters
+from kakera.ops.codec.hadamard import BLOCK
 from kakera.plan.spec import ModelSpec
 from kakera.plan.weights import ESCHA_BITS, RANDOM_WEIGHTS, read_config
 from kakera.weights.files import DTYPES, StoredTensor
-from kakera.weights.hadamard import BLOCK
 
 CODE_DEVIATION = 1.24411  # of the mcg codebook under uniform states
 INT8_DEVIATION = 73.6  # of whole numbers, uniform in -127 .. 127

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from kakera.ops.int8 import int8_rows
-from kakera.weights import int8
-from kakera.weights.coded import CodedLinear
+from kakera.ops.codec.coded import CodedLinear
+from kakera.ops.int8 import int8_rows, int8_weight
 
 
 def test_blocks_of_output_channels_can_be_reordered_without_decoding():
@@ -25,4 +24,4 @@ def test_a_row_of_an_int8_table_is_a_row_of_its_decoded_form():
     scale = (torch.rand(50, generator=made) * 0.01).half()
     tokens = torch.tensor([7, 0, 49, 7])
     for dtype in (torch.float32, torch.bfloat16):
-        assert torch.equal(int8_rows(q, scale, tokens, dtype), int8.decode(q, scale, dtype)[tokens])
+        assert torch.equal(int8_rows(q, scale, tokens, dtype), int8_weight(q, scale, dtype)[tokens])

@@ -1,4 +1,4 @@
-"""Room: makes room in the device's pages and in the host store, and brings pages back. Coldest and least worth first.
+"""Residency: what stays on the device and in the host store. Makes room, coldest and least worth first; brings back.
 
 It owns what `PrefixCache` and itself both change: the tree, the pools, the host's budget, the log of actions.
 """
@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kakera.cache.actions import ActionLog
-from kakera.cache.checkpoints import Checkpoint, Checkpoints, Kind, Sink
+from kakera.cache.checkpoints import Checkpoints
 from kakera.cache.host import CacheSizes, HostBudget, Tier
 from kakera.cache.pages import IdPool
-from kakera.cache.tree import Node, PageTree
+from kakera.cache.tree import Checkpoint, Kind, Node, PageTree, Sink
 from kakera.contract.step import DemotePages, Drop, PromotePages
 
 
-class Room:
+class Residency:
     def __init__(self, sizes: CacheSizes) -> None:
         self.tree = PageTree()
         self.checkpoints = Checkpoints()

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from kakera.weights import codebook, trellis
-from kakera.weights.coded import RSQRT_BLOCK, CodedLinear
-from kakera.weights.hadamard import hadamard, hadamard_matrix
+from kakera.ops.codec import codebook, trellis
+from kakera.ops.codec.coded import RSQRT_BLOCK, CodedLinear
+from kakera.ops.codec.hadamard import hadamard, hadamard_matrix
 
 MCG = codebook.table("mcg")
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.ops.codec import codebook, trellis
+from kakera.ops.codec.hadamard import BLOCK, hadamard
 from kakera.target.as_torch import target_of
-from kakera.weights import codebook, trellis
-from kakera.weights.hadamard import BLOCK, hadamard
 
 RSQRT_BLOCK = 0.088388347648  # 1 / sqrt(128) as the formats' own runtimes write it
 CORE_VALUES, CARD_VALUES = 1 << 18, 1 << 24  # decoded at a time: stays in a core's cache; fills a GPU
