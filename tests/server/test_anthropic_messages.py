@@ -9,7 +9,7 @@ from live_server import start
 from pydantic import BaseModel
 from test_chat import ARGUMENTS, CALLS
 
-from kakera.server.messages import STYLE
+from kakera.server.anthropic.routes import STYLE
 
 USER = [{"role": "user", "content": "hi"}]
 THINK = {"type": "enabled", "budget_tokens": 1024}
@@ -385,8 +385,8 @@ def test_leaving_stops_the_request(live):
 
 
 def test_a_long_prefill_sends_pings(serve, monkeypatch):
-    monkeypatch.setattr("kakera.server.sse.HEADERS_AFTER_SECONDS", 0.05)
-    monkeypatch.setattr("kakera.server.sse.PING_SECONDS", 0.05)
+    monkeypatch.setattr("kakera.server.http.sse.HEADERS_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr("kakera.server.http.sse.PING_SECONDS", 0.05)
     server = serve(TEXTS)
     server.engine.prefill_seconds = 0.5
     response = server.post("/v1/messages", max_tokens=50, messages=USER, stream=True)

@@ -14,25 +14,25 @@ from starlette.requests import Request
 from kakera import __version__
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
-from kakera.server.access import OPEN, Access
-from kakera.server.chat import chat_routes
-from kakera.server.completions import completion_routes
-from kakera.server.errors import Defects, Refusals, install_handlers
-from kakera.server.guard import Guard
-from kakera.server.health import EngineWatch, health_routes
-from kakera.server.intake import Intake
-from kakera.server.limits import BODY_SECONDS, RequestLimits
-from kakera.server.limits import body_limit as largest_body
-from kakera.server.messages import messages_routes
+from kakera.server.anthropic.routes import messages_routes
+from kakera.server.http.access import OPEN, Access
+from kakera.server.http.errors import Defects, Refusals, install_handlers
+from kakera.server.http.guard import Guard
+from kakera.server.http.intake import Intake
+from kakera.server.http.limits import BODY_SECONDS, RequestLimits
+from kakera.server.http.limits import body_limit as largest_body
+from kakera.server.http.openapi import ERRORS, JSON_ERRORS
+from kakera.server.http.sse import CLIENT_CLOSED_REQUEST, ClientLeft
 from kakera.server.model import ServedModel
-from kakera.server.openapi import ERRORS, JSON_ERRORS
-from kakera.server.page_routes import page_routes
-from kakera.server.responses import responses_routes
-from kakera.server.router_routes import router_routes
+from kakera.server.openai.chat import chat_routes
+from kakera.server.openai.completions import completion_routes
+from kakera.server.openai.models import text_routes
+from kakera.server.operate.health import EngineWatch, health_routes
+from kakera.server.operate.page import page_routes
+from kakera.server.operate.router import router_routes
+from kakera.server.operate.status import status_routes
+from kakera.server.responses.routes import responses_routes
 from kakera.server.service import Service
-from kakera.server.sse import CLIENT_CLOSED_REQUEST, ClientLeft
-from kakera.server.status import status_routes
-from kakera.server.text_routes import text_routes
 
 
 def create_app(

@@ -27,7 +27,7 @@ from kakera.contract.events import (
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
-from kakera.server.record import RequestRecord
+from kakera.server.metrics.record import RequestRecord
 from kakera.text.detokenize import Detokenizer
 from kakera.text.stops import StopMatcher
 from kakera.text.tokenizer import Tokenizer

@@ -12,12 +12,12 @@ from fastapi import Request
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.generate import Generation, Job
-from kakera.server.health import EngineWatch
-from kakera.server.intake import Intake
-from kakera.server.metrics import Metrics
+from kakera.server.http.intake import Intake
+from kakera.server.metrics.prometheus import Metrics
+from kakera.server.metrics.record import RequestRecord
 from kakera.server.model import ServedModel
-from kakera.server.record import RequestRecord
-from kakera.server.schema import Body, unknown_fields
+from kakera.server.openai.schema import Body, unknown_fields
+from kakera.server.operate.health import EngineWatch
 
 log = logging.getLogger(__name__)
 MAX_NAMES = 1000  # of unknown fields remembered; a client that invents names must not fill memory

@@ -6,7 +6,7 @@ import asyncio
 
 from kakera.errors import EngineDied
 from kakera.run.interface import AsyncEngine
-from kakera.server.health import EngineWatch, one_token
+from kakera.server.operate.health import EngineWatch, one_token
 from kakera.server.run import Attendant
 from kakera.service.notify import Notifier
 from kakera.target.target import CUDA
