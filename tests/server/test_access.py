@@ -12,7 +12,7 @@ from live_server import start
 
 from kakera.errors import UsageError
 from kakera.server.http.access import Access
-from kakera.server.http.limits import TimedConnection
+from kakera.server.http.connection import TimedConnection
 
 ELSEWHERE = "http://elsewhere.example"
 BODY = {"model": "mini", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

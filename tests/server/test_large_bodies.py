@@ -16,7 +16,7 @@ from live_server import Live
 
 from kakera.server.http import body as body_module
 from kakera.server.http.intake import LARGE_BYTES
-from kakera.server.http.limits import BODY_BYTES, LEAST_BODY_BYTES, body_limit
+from kakera.server.http.request_limits import BODY_BYTES, LEAST_BODY_BYTES, body_limit
 from kakera.server.openai import sampling
 from kakera.text.tokenizer import SegmentCache
 

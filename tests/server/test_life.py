@@ -15,7 +15,7 @@ from fake_engine import FakeEngine
 from live_server import free_port
 
 from kakera.errors import EngineDied
-from kakera.server.http.limits import TimedConnection
+from kakera.server.http.connection import TimedConnection
 from kakera.server.run import serve as serve_until_stopped
 from kakera.server.service import Service
 

@@ -14,7 +14,7 @@ from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.plan.speed import Speed
 from kakera.run.interface import EngineLimits
-from kakera.server.operate.health import EngineWatch
+from kakera.server.watch import EngineWatch
 from kakera.service import limits, watchdog
 from kakera.service.notify import Notifier
 from kakera.target.target import CPU, CUDA, Target

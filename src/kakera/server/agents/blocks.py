@@ -7,10 +7,11 @@ and closed: reasoning, text, a call.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kakera.server.generate import Delta
+from kakera.server.generate import Delta, Generation
 
 Kind = Literal["reasoning", "text", "call"]
 
@@ -76,3 +77,12 @@ class Answer:
     def _close(self) -> list[Step]:
         block, self._open = self._open, None
         return [Step("close", block)] if block else []
+
+
+async def gather(generation: Generation) -> Answer:
+    """The whole answer of a generation with one choice."""
+    answer = Answer()
+    async with aclosing(generation.deltas()) as deltas:
+        async for delta in deltas:
+            answer.feed(delta)
+    return answer

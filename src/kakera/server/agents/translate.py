@@ -1,20 +1,19 @@
-"""What the agents' dialects share: a body of theirs as a chat body, and an answer gathered from a generation."""
+"""What the agents' dialects share: a body of theirs as a chat body, and that as a job."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from kakera.errors import RequestRefused
-from kakera.server.agents.blocks import Answer
-from kakera.server.generate import Generation, Job
+from kakera.server.generate import Job
 from kakera.server.http.errors import explain
-from kakera.server.openai.chat import chat_job
+from kakera.server.openai.chat import chat_job, chat_prompt
+from kakera.server.openai.sampling import count_check
 from kakera.server.openai.schema import ChatBody
 from kakera.server.service import Service
 
@@ -51,13 +50,10 @@ async def dialect_job(body: ChatBody, service: Service, prefix: str, names: Name
         raise renamed(error, names) from None
 
 
-async def gather(generation: Generation) -> Answer:
-    """The whole answer of a generation with one choice."""
-    answer = Answer()
-    async with aclosing(generation.deltas()) as deltas:
-        async for delta in deltas:
-            answer.feed(delta)
-    return answer
+async def count_prompt(body: ChatBody, service: Service) -> int:
+    """Of the prompt that a chat body makes. Raises RequestRefused."""
+    prompt, _ = await chat_prompt(body, service, count_check(service.engine.limits, "messages"))
+    return len(prompt.tokens)
 
 
 def text_of(content: Any, path: str, kinds: tuple[str, ...], joint: str = "") -> str:

@@ -8,21 +8,19 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from kakera.contract.events import Usage
-from kakera.server.agents.blocks import Answer, Block, Step
-from kakera.server.agents.translate import dialect_job, gather
+from kakera.server.agents.blocks import Answer, Block, Step, gather
+from kakera.server.agents.translate import count_prompt, dialect_job
 from kakera.server.anthropic.answers import MessageAnswer, TokenCount
 from kakera.server.anthropic.input import NAMES, messages_chat
 from kakera.server.anthropic.schema import CountBody, MessagesBody
-from kakera.server.generate import Delta, Generation, Job
+from kakera.server.generate import Delta, Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.errors import ANTHROPIC_ROUTE, anthropic_body, describe
 from kakera.server.http.openapi import ANTHROPIC_ERRORS, streams
-from kakera.server.http.sse import StreamStyle, event, open_stream, unless_disconnected
-from kakera.server.openai.chat import chat_prompt
-from kakera.server.openai.sampling import count_check
+from kakera.server.http.sse import StreamStyle, answer, event, unless_disconnected
 from kakera.server.service import Service
 
 # Clients throw thinking without a signature away, and with it the prefix that the next turn could reuse.
@@ -36,38 +34,35 @@ def messages_routes(service: Service) -> APIRouter:
         ANTHROPIC_ROUTE, responses=streams(MessageAnswer, "Anthropic's events, `message_start` to `message_stop`")
     )
     async def messages(body: MessagesBody, request: Request) -> Response:
-        service.check_model(body.model)
-        service.note_unknown_fields(body)
-        job = await unless_disconnected(request, message_job(body, service))
-        cut = job.sampling.max_tokens < body.max_tokens
-        # Agents drop the thinking of answers by another model than they asked for, so an alias is kept.
-        reply = MessagesReply(service.generation(job, request), body.model or service.model.name, cut)
-        if body.stream:
-            return await open_stream(request, reply.stream(), STYLE)
-        return JSONResponse(await unless_disconnected(request, reply.whole()))
+        service.check(body)
+        return await answer(request, messages_reply(body, service, request), body.stream)
 
     @router.post(f"{ANTHROPIC_ROUTE}/count_tokens")
     async def count_tokens(body: CountBody, request: Request) -> TokenCount:
-        service.check_model(body.model)
-        service.note_unknown_fields(body)
+        service.check(body)
         return {"input_tokens": await unless_disconnected(request, count(body, service))}
 
     return router
 
 
-async def message_job(body: MessagesBody, service: Service) -> Job:
+async def messages_reply(body: MessagesBody, service: Service, request: Request) -> MessagesReply:
     chat = await service.intake.run(lambda watch: messages_chat(body))
-    return await dialect_job(chat, service, "msg", NAMES)
+    job = await dialect_job(chat, service, "msg", NAMES)
+    cut = job.sampling.max_tokens < body.max_tokens
+    # Agents drop the thinking of answers by another model than they asked for, so an alias is kept.
+    return MessagesReply(service.generation(job, request), body.model or service.model.name, cut)
 
 
 async def count(body: CountBody, service: Service) -> int:
-    chat = await service.intake.run(lambda watch: messages_chat(body))
-    prompt, _ = await chat_prompt(chat, service, count_check(service.engine.limits, "messages"))
-    return len(prompt.tokens)
+    return await count_prompt(await service.intake.run(lambda watch: messages_chat(body)), service)
 
 
 class MessagesReply:
     """A generation as a message, whole or in events. `cut`: the context leaves less room than was asked for."""
+
+    @property
+    def style(self) -> StreamStyle:
+        return STYLE
 
     def __init__(self, generation: Generation, model: str, cut: bool):
         self._generation = generation

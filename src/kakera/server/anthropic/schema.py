@@ -1,4 +1,4 @@
-"""The body of POST /v1/messages. Content blocks are judged by messages_input.py."""
+"""The body of POST /v1/messages. Content blocks are judged by input.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kakera.server.examples import COUNT, MESSAGES, shown
-from kakera.server.openai.schema import MANY, MAX_STOPS, Body, Items, StopString
+from kakera.server.schema import MANY, MAX_STOPS, Body, Items, RequestBody, StopString
 
 Blocks = Items[dict[str, Any]]
 
@@ -53,12 +53,11 @@ class OutputConfig(Body):
     format: OutputFormat | None = None
 
 
-class CountBody(Body):
+class CountBody(RequestBody):
     """What makes the prompt; all of the body of /v1/messages/count_tokens."""
 
     model_config = shown(COUNT)
 
-    model: str | None = None
     messages: Items[Message]
     system: str | Blocks | None = None
     tools: Items[AnthropicTool] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,8 +14,6 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kakera.errors import EngineDied, RequestRefused
-from kakera.server.metrics.prometheus import Metrics
-from kakera.server.metrics.record import record_refusal
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = 2  # about the time in which a running request finishes or a slot frees
@@ -48,10 +46,10 @@ def anthropic_body(body: dict[str, Any], status: int) -> dict[str, Any]:
 
 
 class Refusals:
-    """Answers with an error, and records it unless a generation has done so."""
+    """Answers with an error, and has it recorded (route, status, code, param) unless a generation has done so."""
 
-    def __init__(self, metrics: Metrics):
-        self._metrics = metrics
+    def __init__(self, record: Callable[[str, int, str, str | None], None]):
+        self._record = record
 
     def answer(
         self, scope: Scope, status: int, body: dict[str, Any], headers: Mapping[str, str] | None = None
@@ -59,7 +57,7 @@ class Refusals:
         if not scope.get("state", {}).get("recorded"):
             error = body["error"]
             route = scope["path"] if "route" in scope else "other"  # paths that clients invent are no labels
-            record_refusal(self._metrics, route, status, error["code"] or f"http_{status}", error["param"])
+            self._record(route, status, error["code"] or f"http_{status}", error["param"])
         if scope["path"].startswith(ANTHROPIC_ROUTE):
             body = anthropic_body(body, status)
         return JSONResponse(body, status_code=status, headers=headers)
@@ -130,7 +128,7 @@ def explain(errors: Sequence[Any]) -> tuple[str | None, str]:
         return None, "the body must be a JSON object, sent with the header Content-Type: application/json"
     field = first["loc"][:2]
     error = max((e for e in errors if e["loc"][:2] == field), key=lambda e: len(e["loc"]))
-    if error["type"] == "field":  # kakera.server.openai.schema.refuse
+    if error["type"] == "field":  # kakera.server.schema.refuse
         return error["ctx"]["field"], error["msg"]
     param = field_path(error["loc"])
     return param, f"{param}: {error['msg']}" if param else error["msg"]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kakera.server.http.access import Access, host_name
 from kakera.server.http.errors import Refusals, error_body
-from kakera.server.operate.page import PATHS
 
-OPEN_PATHS = ("/health", "/metrics", *PATHS)  # without a key
 READING = ("GET", "HEAD", "OPTIONS")
 
 
 class Guard:
-    """421 for a foreign Host, 403 for a foreign page that wants to change something, 401 for a missing key."""
+    """421 for a foreign Host, 403 for a foreign page that wants to change something, 401 for a missing key,
+    which nobody needs for `open_paths`."""
 
-    def __init__(self, app: ASGIApp, access: Access, refusals: Refusals):
-        self._app, self._access, self._refusals = app, access, refusals
+    def __init__(self, app: ASGIApp, access: Access, open_paths: Collection[str], refusals: Refusals):
+        self._app, self._access, self._open, self._refusals = app, access, open_paths, refusals
         self._keys = [key.encode() for key in access.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +37,7 @@ class Guard:
             name = host_name(host)[:100]
             return 421, "host_not_allowed", f"the host {name!r} is not served here; start with --allowed-host {name}"
         if self._keys:  # browsers add no key by themselves, so with keys a page elsewhere can do nothing
-            if scope["path"] in OPEN_PATHS or self._has_key(headers):
+            if scope["path"] in self._open or self._has_key(headers):
                 return None
             text = "wrong or missing API key; send it as Authorization: Bearer KEY"
             return 401, "invalid_api_key", text

@@ -1,4 +1,4 @@
-"""What /openapi.json says of the routes: errors, streams, and how the shapes in answers_*.py are declared.
+"""What /openapi.json says of all routes: errors, streams, and how the shapes in each answers.py are declared.
 
 Every shape is closed: what an answer has, its shape names. A test holds the answers of a running server to them.
 """
@@ -38,6 +38,11 @@ class AnthropicErrorFields(TypedDict):
 class AnthropicErrorAnswer(TypedDict):
     type: Literal["error"]
     error: AnthropicErrorFields
+
+
+@closed
+class ReasoningTokens(TypedDict):  # of chat completions and of responses
+    reasoning_tokens: int
 
 
 def streams(shape: Any, events: str) -> Responses:

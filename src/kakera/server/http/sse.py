@@ -12,10 +12,10 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from kakera.errors import KakeraError
@@ -38,6 +38,17 @@ class StreamStyle:
     error: Callable[[Exception], str]
 
 
+class Reply(Protocol):
+    """What a dialect makes of a request. One of `whole` and `stream` is called, once."""
+
+    @property
+    def style(self) -> StreamStyle: ...
+
+    async def whole(self) -> dict[str, Any]: ...
+
+    def stream(self) -> AsyncGenerator[str]: ...
+
+
 class ClientLeft(Exception):
     """Nobody waits for the answer any more."""
 
@@ -48,6 +59,14 @@ def event(payload: dict[str, Any], name: str | None = None) -> str:
 
 
 OPENAI_STYLE = StreamStyle(": still working\n\n", lambda error: event(describe(error)[1]))
+
+
+async def answer(request: Request, reply: Coroutine[Any, Any, Reply], stream: bool | None) -> Response:
+    """The reply whole, or as a stream. Raises ClientLeft, and what ends the reply before its first byte is sent."""
+    ready = await unless_disconnected(request, reply)
+    if stream:
+        return await open_stream(request, ready.stream(), ready.style)
+    return JSONResponse(await unless_disconnected(request, ready.whole()))
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -63,7 +82,7 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         await _cancel(task, left)
 
 
-async def open_stream(request: Request, chunks: AsyncGenerator[str], style: StreamStyle = OPENAI_STYLE) -> EventStream:
+async def open_stream(request: Request, chunks: AsyncGenerator[str], style: StreamStyle) -> EventStream:
     """Wait for the first chunk, so that a refusal still gets its own status; then stream.
 
     Raises what the generator raises before its first chunk, and ClientLeft.

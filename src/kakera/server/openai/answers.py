@@ -1,4 +1,4 @@
-"""Shapes of what the OpenAI chat and completion routes answer."""
+"""Shapes of what OpenAI's classic routes answer, and their usage."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
-from kakera.server.http.openapi import closed
+from kakera.contract.events import Usage
+from kakera.server.http.openapi import ReasoningTokens, closed
 
 
 @closed
 class CachedTokens(TypedDict):
     cached_tokens: int
-
-
-@closed
-class ReasoningTokens(TypedDict):
-    reasoning_tokens: int
 
 
 @closed
@@ -115,3 +111,44 @@ class CompletionAnswer(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: CompletionUsage
+
+
+@closed
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+@closed
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+@closed
+class Tokens(TypedDict):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+@closed
+class Text(TypedDict):
+    prompt: str
+
+
+def chat_usage(usage: Usage, reasoning_tokens: int) -> ChatUsage:
+    """Reasoning tokens are among the completion tokens."""
+    return {**usage_object(usage), "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+
+
+def usage_object(usage: Usage) -> CompletionUsage:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

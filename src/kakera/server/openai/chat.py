@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from kakera.chat.template import Prompt
 from kakera.chat.thinking import thinking_switch
@@ -19,11 +19,11 @@ from kakera.errors import RequestRefused
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, event, open_stream, unless_disconnected
+from kakera.server.http.sse import DONE, OPENAI_STYLE, answer, event
 from kakera.server.model import ServedModel
-from kakera.server.openai.answers import ChatAnswer
+from kakera.server.openai.answers import ChatAnswer, ChatUsage, chat_usage
 from kakera.server.openai.constrain import budget_of, chat_constraint
-from kakera.server.openai.logprobs import chat_logprobs, chat_usage
+from kakera.server.openai.logprobs import chat_logprobs
 from kakera.server.openai.sampling import build_sampling, completion_room, prompt_check
 from kakera.server.openai.schema import ChatBody, ChatMessage, Tool
 from kakera.server.service import Service, new_id
@@ -36,15 +36,14 @@ def chat_routes(service: Service) -> APIRouter:
 
     @router.post(ROUTE, responses=streams(ChatAnswer, "`chat.completion.chunk` objects, then `[DONE]`"))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        service.check_model(body.model)
-        service.note_unknown_fields(body)
-        job = await unless_disconnected(request, chat_job(body, service))
-        reply = ChatReply(service.generation(job, request), service.model, body)
-        if body.stream:
-            return await open_stream(request, reply.stream())
-        return JSONResponse(await unless_disconnected(request, reply.whole()))
+        service.check(body)
+        return await answer(request, chat_reply(body, service, request), body.stream)
 
     return router
+
+
+async def chat_reply(body: ChatBody, service: Service, request: Request) -> ChatReply:
+    return ChatReply(service.generation(await chat_job(body, service), request), service.model, body)
 
 
 async def chat_prompt(
@@ -135,6 +134,8 @@ class _Choice:
 class ChatReply:
     """A generation in the shape of chat.completion, whole or in chunks."""
 
+    style = OPENAI_STYLE
+
     def __init__(self, generation: Generation, model: ServedModel, body: ChatBody):
         self._generation = generation
         self._model = model
@@ -192,7 +193,7 @@ class ChatReply:
         }
         return event({**self._head("chat.completion.chunk"), "choices": [entry]})
 
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> ChatUsage:
         return chat_usage(self._generation.usage, self._generation.reasoning_tokens)
 
     def _head(self, kind: str) -> dict[str, Any]:

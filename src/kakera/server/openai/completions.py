@@ -10,18 +10,18 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from kakera.contract.events import Usage
 from kakera.contract.request import Constraint, packed
 from kakera.server.generate import Delta, Generation, Job, join_usage
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, event, open_stream, unless_disconnected
+from kakera.server.http.sse import DONE, OPENAI_STYLE, answer, event
 from kakera.server.model import ServedModel
-from kakera.server.openai.answers import CompletionAnswer
+from kakera.server.openai.answers import CompletionAnswer, usage_object
 from kakera.server.openai.constrain import text_constraint
-from kakera.server.openai.logprobs import TextLogprobs, usage_object
+from kakera.server.openai.logprobs import TextLogprobs
 from kakera.server.openai.sampling import build_sampling, check_prompt_tokens, completion_room, prompt_check
 from kakera.server.openai.schema import CompletionBody
 from kakera.server.service import Service, new_id
@@ -36,19 +36,18 @@ def completion_routes(service: Service) -> APIRouter:
 
     @router.post(ROUTE, responses=streams(CompletionAnswer, "`text_completion` objects, then `[DONE]`"))
     async def completions(body: CompletionBody, request: Request) -> Response:
-        service.check_model(body.model)
-        service.note_unknown_fields(body)
-        check = prompt_check(service.engine.limits, "prompt")
-        work = service.intake.run(lambda watch: prompt_tokens(body, service.model, watch), check)
-        prompts = await unless_disconnected(request, work)
-        constraint = await text_constraint(body, service.model)
-        jobs = [completion_job(body, tokens, service, constraint) for tokens in prompts]
-        reply = CompletionReply([service.generation(job, request) for job in jobs], service.model, body)
-        if body.stream:
-            return await open_stream(request, reply.stream())
-        return JSONResponse(await unless_disconnected(request, reply.whole()))
+        service.check(body)
+        return await answer(request, completion_reply(body, service, request), body.stream)
 
     return router
+
+
+async def completion_reply(body: CompletionBody, service: Service, request: Request) -> CompletionReply:
+    check = prompt_check(service.engine.limits, "prompt")
+    prompts = await service.intake.run(lambda watch: prompt_tokens(body, service.model, watch), check)
+    constraint = await text_constraint(body, service.model)
+    jobs = [completion_job(body, tokens, service, constraint) for tokens in prompts]
+    return CompletionReply([service.generation(job, request) for job in jobs], service.model, body)
 
 
 def prompt_tokens(body: CompletionBody, model: ServedModel, watch: Watch) -> list[array[int]]:
@@ -87,6 +86,8 @@ def completion_job(body: CompletionBody, tokens: array[int], service: Service, c
 
 class CompletionReply:
     """Generations, one per prompt, in the shape of text_completion. Choice index = prompt * n + choice."""
+
+    style = OPENAI_STYLE
 
     def __init__(self, generations: list[Generation], model: ServedModel, body: CompletionBody):
         self._generations = generations

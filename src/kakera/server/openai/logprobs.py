@@ -1,4 +1,4 @@
-"""Pieces of answers that OpenAI's two dialects share: usage and log-probabilities."""
+"""Log-probabilities as OpenAI's classic dialects send them."""
 
 from __future__ import annotations
 
@@ -7,24 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kakera.contract.events import TokenLogprob, Usage
+from kakera.contract.events import TokenLogprob
 from kakera.text.tokenizer import Tokenizer
 
 LOGPROB_FLOOR = -9999.0  # JSON has no -inf; clients expect a finite number
-
-
-def chat_usage(usage: Usage, reasoning_tokens: int) -> dict[str, Any]:
-    """Reasoning tokens are among the completion tokens."""
-    return {**usage_object(usage), "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
 
 
 def finite(logprob: float) -> float:

@@ -10,10 +10,10 @@ from kakera.chat.thinking import thinking_switch
 from kakera.errors import RequestRefused
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.sse import unless_disconnected
+from kakera.server.openai.answers import Model, Models, Text, Tokens
 from kakera.server.openai.chat import plain, render_chat
 from kakera.server.openai.sampling import count_check
 from kakera.server.openai.schema import DetokenizeBody, TokenizeBody
-from kakera.server.operate.answers import Model, Models, Text, Tokens
 from kakera.server.service import Service
 
 
@@ -51,15 +51,13 @@ def text_routes(service: Service) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeBody, request: Request) -> Tokens:
-        service.check_model(body.model)
-        service.note_unknown_fields(body)
+        service.check(body)
         tokens = await unless_disconnected(request, tokens_of(body))
         return {"tokens": tokens, "count": len(tokens), "max_model_len": service.engine.limits.context}
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Text:
-        service.check_model(body.model)
-        service.note_unknown_fields(body)
+        service.check(body)
         if body.tokens and max(body.tokens) >= model.vocab:
             message = f"tokens: token id {max(body.tokens)} is outside the vocabulary of {model.vocab}"
             raise RequestRefused(message, param="tokens")

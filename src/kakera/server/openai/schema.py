@@ -1,62 +1,31 @@
-"""Request bodies. Known fields are checked for type and range; unknown ones are kept, accepted and logged once.
-
-Ranges are OpenAI's where OpenAI has the field, otherwise those of the common extensions (vLLM's names).
-"""
+"""Bodies of OpenAI's classic dialects. Ranges are OpenAI's where OpenAI has the field, otherwise those of the common
+extensions (vLLM's names)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, Field, model_validator
 
 from kakera.chat.messages import ROLES
 from kakera.server.examples import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, shown
+from kakera.server.schema import MANY, MAX_STOPS, Body, Items, Numbers, Pairs, RequestBody, StopString, refuse
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 2048  # of one body; evaluation tools send hundreds
-MAX_STOPS = 16
 MAX_ALTERNATIVES = 20
-MAX_ITEMS = 20_000  # messages, parts, tools: of 10 tokens and more each, so no context holds so many
 SEEDS = 2**63
-MANY = 2**31 - 1  # counts travel to the engine as machine integers
 
-StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Field(ge=0)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-T = TypeVar("T")
-
-
-def _few(pairs: object) -> object:
-    """Before its entries are checked, as pydantic counts them last."""
-    if isinstance(pairs, dict) and len(pairs) > MAX_ITEMS:
-        raise PydanticCustomError("too_long", "Object should have at most {most} fields", {"most": MAX_ITEMS})
-    return pairs
 
 
 def _few_prompts(prompt: object) -> object:
-    """Before its entries are checked, too."""
+    """Before its entries are checked, as pydantic counts them last."""
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and isinstance(prompt[0], str | list):
         raise refuse("prompt", f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} fit into one request")
     return prompt
-
-
-# Bodies are checked on the event loop, where a million wrong entries were 40 seconds of errors that nobody reads.
-Items = Annotated[list[T], Field(fail_fast=True, max_length=MAX_ITEMS)]
-Pairs = Annotated[dict[str, T], BeforeValidator(_few), Field(max_length=MAX_ITEMS)]
-Numbers = Annotated[list[T], Field(fail_fast=True)]  # cheap enough that only the body's size bounds them
-
-
-class Body(BaseModel):
-    """Strict: "0.5" is not a number and 1 is not true."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
-
-
-def refuse(field: str, message: str) -> PydanticCustomError:
-    """An error about `field` that only shows when fields are seen together."""
-    return PydanticCustomError("field", "{message}", {"message": message, "field": field})
 
 
 class StreamOptions(Body):
@@ -72,10 +41,9 @@ class ResponseFormat(Body):
     grammar: str | None = None
 
 
-class GenerationBody(Body):
+class GenerationBody(RequestBody):
     """What chat and text completions share."""
 
-    model: str | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=MANY)
@@ -195,12 +163,11 @@ class CompletionBody(GenerationBody):
         return self
 
 
-class TokenizeBody(Body):
+class TokenizeBody(RequestBody):
     """Either a text or a chat."""
 
     model_config = shown(TOKENIZE)
 
-    model: str | None = None
     prompt: str | None = None
     messages: Items[ChatMessage] | None = None
     tools: Items[Tool] | None = None
@@ -214,12 +181,7 @@ class TokenizeBody(Body):
         return self
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(RequestBody):
     model_config = shown(DETOKENIZE)
 
-    model: str | None = None
     tokens: Numbers[TokenId]
-
-
-def unknown_fields(body: Body) -> tuple[str, ...]:
-    return tuple(body.model_extra or ())

@@ -1,4 +1,4 @@
-"""Shapes of what operators, routers and the page read: models, tokens, health, loads, status."""
+"""Shapes of what operators, routers and the page read: health, loads, status."""
 
 from __future__ import annotations
 
@@ -9,33 +9,6 @@ from typing_extensions import TypedDict  # pydantic needs this TypedDict before 
 from kakera.contract.events import Active
 from kakera.server.http.openapi import closed
 from kakera.server.operate.sensors import CardReading
-
-
-@closed
-class Model(TypedDict):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    max_model_len: int
-
-
-@closed
-class Models(TypedDict):
-    object: Literal["list"]
-    data: list[Model]
-
-
-@closed
-class Tokens(TypedDict):
-    tokens: list[int]
-    count: int
-    max_model_len: int
-
-
-@closed
-class Text(TypedDict):
-    prompt: str
 
 
 @closed

@@ -6,8 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
-from kakera.server.http.openapi import closed
-from kakera.server.openai.answers import ReasoningTokens
+from kakera.server.http.openapi import ReasoningTokens, closed
 
 
 @closed

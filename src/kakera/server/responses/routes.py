@@ -8,15 +8,15 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
-from kakera.server.agents.blocks import Answer
-from kakera.server.agents.translate import dialect_job, gather
+from kakera.server.agents.blocks import Answer, gather
+from kakera.server.agents.translate import dialect_job
 from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.errors import describe
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import OPENAI_STYLE, StreamStyle, event, open_stream, unless_disconnected
+from kakera.server.http.sse import OPENAI_STYLE, StreamStyle, answer, event
 from kakera.server.model import ServedModel
 from kakera.server.responses.answers import ResponseAnswer
 from kakera.server.responses.input import NAMES, ToolNames, responses_chat
@@ -32,19 +32,18 @@ def responses_routes(service: Service) -> APIRouter:
 
     @router.post(ROUTE, responses=streams(ResponseAnswer, "events from `response.created` to `response.completed`"))
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        service.check_model(body.model)
-        service.note_unknown_fields(body)
-        read = service.intake.run(lambda watch: responses_chat(body))
-        chat, names, left_out = await unless_disconnected(request, read)
-        for kind in left_out:
-            service.note(f"tools {kind}", f"tools of type {kind[:100]!r} do not run here and are left out")
-        job = await unless_disconnected(request, dialect_job(chat, service, "resp", NAMES))
-        reply = ResponsesReply(service.generation(job, request), service.model, body, names)
-        if body.stream:
-            return await open_stream(request, reply.stream(), StreamStyle(OPENAI_STYLE.ping, reply.failed))
-        return JSONResponse(await unless_disconnected(request, reply.whole()))
+        service.check(body)
+        return await answer(request, responses_reply(body, service, request), body.stream)
 
     return router
+
+
+async def responses_reply(body: ResponsesBody, service: Service, request: Request) -> ResponsesReply:
+    chat, names, left_out = await service.intake.run(lambda watch: responses_chat(body))
+    for kind in left_out:
+        service.note(f"tools {kind}", f"tools of type {kind[:100]!r} do not run here and are left out")
+    job = await dialect_job(chat, service, "resp", NAMES)
+    return ResponsesReply(service.generation(job, request), service.model, body, names)
 
 
 class ResponsesReply:
@@ -58,6 +57,7 @@ class ResponsesReply:
         self._items = Items(generation.job.id.removeprefix("resp_"), names)
         self._answer = Answer()
         self._sequence = 0
+        self.style = StreamStyle(OPENAI_STYLE.ping, self._failed)
 
     async def whole(self) -> dict[str, Any]:
         self._answer = await gather(self._generation)
@@ -74,7 +74,7 @@ class ResponsesReply:
         response = self._ended()
         yield self._event({"type": f"response.{response['status']}", "response": response})
 
-    def failed(self, error: Exception) -> str:
+    def _failed(self, error: Exception) -> str:
         """The last events of a stream that an error ended."""
         _, body = describe(error)
         shown = {"code": body["error"]["code"], "message": body["error"]["message"]}

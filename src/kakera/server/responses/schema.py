@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses. Input items and tools are judged by responses_input.py."""
+"""The body of POST /v1/responses. Input items and tools are judged by input.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from kakera.server.examples import RESPONSES, shown
-from kakera.server.openai.schema import Body, Items, Pairs, refuse
+from kakera.server.schema import Body, Items, Pairs, RequestBody, refuse
 
 # What would need a store of former responses, which this server does not keep.
 STORED = ("previous_response_id", "conversation", "prompt")
@@ -34,12 +34,11 @@ class TextConfig(Body):
     verbosity: str | None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(RequestBody):
     """`store` is accepted and nothing is stored; `include`, `service_tier` and the like are accepted and ignored."""
 
     model_config = shown(RESPONSES)
 
-    model: str | None = None
     input: str | Items[dict[str, Any]]
     instructions: str | None = None
     tools: Items[ResponseTool] | None = None
