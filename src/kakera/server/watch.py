@@ -76,9 +76,7 @@ class EngineWatch:
             await self.look()
         except EngineDied as error:
             return str(error)
-        if self.stalled_for <= self.stall_seconds:
-            return None
-        return self.stall_text()
+        return self.stall_text() if self.stalled_for > self.stall_seconds else None
 
     def stall_text(self) -> str:
         return (

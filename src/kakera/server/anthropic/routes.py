@@ -20,7 +20,7 @@ from kakera.server.generate import Delta, Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.errors import ANTHROPIC_ROUTE, anthropic_body, describe
 from kakera.server.http.openapi import ANTHROPIC_ERRORS, streams
-from kakera.server.http.sse import StreamStyle, answer, event, unless_disconnected
+from kakera.server.http.sse import Reply, answer, event, unless_disconnected
 from kakera.server.service import Service
 
 # Clients throw thinking without a signature away, and with it the prefix that the next turn could reuse.
@@ -57,12 +57,10 @@ async def count(body: CountBody, service: Service) -> int:
     return await count_prompt(await service.intake.run(lambda watch: messages_chat(body)), service)
 
 
-class MessagesReply:
+class MessagesReply(Reply):
     """A generation as a message, whole or in events. `cut`: the context leaves less room than was asked for."""
 
-    @property
-    def style(self) -> StreamStyle:
-        return STYLE
+    ping = event({"type": "ping"}, "ping")
 
     def __init__(self, generation: Generation, model: str, cut: bool):
         self._generation = generation
@@ -90,6 +88,10 @@ class MessagesReply:
         usage = usage_object(self._generation.usage, self._generation.reasoning_tokens)
         yield named({"type": "message_delta", "delta": self._stop(answer.last), "usage": usage})
         yield named({"type": "message_stop"})
+
+    def failed(self, error: Exception) -> str:
+        status, body = describe(error)
+        return named(anthropic_body(body, status))
 
     def _message(self, usage: Usage, thinking: int) -> dict[str, Any]:
         return {
@@ -169,11 +171,3 @@ DELTAS = {
 
 def named(payload: dict[str, Any]) -> str:
     return event(payload, payload["type"])
-
-
-def stream_error(error: Exception) -> str:
-    status, body = describe(error)
-    return named(anthropic_body(body, status))
-
-
-STYLE = StreamStyle(named({"type": "ping"}), stream_error)

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.responses import JSONResponse, Response
@@ -30,25 +30,6 @@ CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number for the log
 DONE = "data: [DONE]\n\n"
 
 
-@dataclass(frozen=True)
-class StreamStyle:
-    """How a dialect says that it still works, and that it failed."""
-
-    ping: str
-    error: Callable[[Exception], str]
-
-
-class Reply(Protocol):
-    """What a dialect makes of a request. One of `whole` and `stream` is called, once."""
-
-    @property
-    def style(self) -> StreamStyle: ...
-
-    async def whole(self) -> dict[str, Any]: ...
-
-    def stream(self) -> AsyncGenerator[str]: ...
-
-
 class ClientLeft(Exception):
     """Nobody waits for the answer any more."""
 
@@ -58,14 +39,28 @@ def event(payload: dict[str, Any], name: str | None = None) -> str:
     return f"{head}data: {json.dumps(payload, ensure_ascii=False)}\n\n"
 
 
-OPENAI_STYLE = StreamStyle(": still working\n\n", lambda error: event(describe(error)[1]))
+class Reply(ABC):
+    """What a dialect makes of a request. One of `whole` and `stream` is called, once. A stream shows that it still
+    works, and that it failed, as OpenAI's do, unless its dialect has other ways."""
+
+    ping = ": still working\n\n"
+
+    @abstractmethod
+    async def whole(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def stream(self) -> AsyncGenerator[str]: ...
+
+    def failed(self, error: Exception) -> str:
+        """The last events of a stream that an error ended."""
+        return event(describe(error)[1])
 
 
 async def answer(request: Request, reply: Coroutine[Any, Any, Reply], stream: bool | None) -> Response:
     """The reply whole, or as a stream. Raises ClientLeft, and what ends the reply before its first byte is sent."""
     ready = await unless_disconnected(request, reply)
     if stream:
-        return await open_stream(request, ready.stream(), ready.style)
+        return await open_stream(request, ready)
     return JSONResponse(await unless_disconnected(request, ready.whole()))
 
 
@@ -82,11 +77,12 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
         await _cancel(task, left)
 
 
-async def open_stream(request: Request, chunks: AsyncGenerator[str], style: StreamStyle) -> EventStream:
+async def open_stream(request: Request, reply: Reply) -> EventStream:
     """Wait for the first chunk, so that a refusal still gets its own status; then stream.
 
-    Raises what the generator raises before its first chunk, and ClientLeft.
+    Raises what the stream raises before its first chunk, and ClientLeft.
     """
+    chunks = reply.stream()
     first = asyncio.create_task(anext(chunks))
     left = asyncio.create_task(_disconnect(request.receive))
     try:
@@ -99,7 +95,7 @@ async def open_stream(request: Request, chunks: AsyncGenerator[str], style: Stre
         await _cancel(first, left)
         await chunks.aclose()
         raise
-    return EventStream(chunks, first, left, style)
+    return EventStream(reply, chunks, first, left)
 
 
 class EventStream(Response):
@@ -107,15 +103,13 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, chunks: AsyncGenerator[str], first: asyncio.Task[str], left: asyncio.Task[None], style: StreamStyle
-    ):
+    def __init__(self, reply: Reply, chunks: AsyncGenerator[str], first: asyncio.Task[str], left: asyncio.Task[None]):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._chunks = chunks
         self._next = first
         self._left = left
-        self._style = style
+        self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -133,7 +127,7 @@ class EventStream(Response):
             if self._left.done():
                 return
             if not self._next.done():
-                await _send(send, self._style.ping)
+                await _send(send, self._reply.ping)
                 continue
             try:
                 chunk = self._next.result()
@@ -143,7 +137,7 @@ class EventStream(Response):
             except Exception as error:
                 if not isinstance(error, KakeraError):
                     log.exception("a stream failed")
-                await _send(send, self._style.error(error), more=False)
+                await _send(send, self._reply.failed(error), more=False)
                 return
             await _send(send, chunk)
             self._next = asyncio.create_task(anext(self._chunks))

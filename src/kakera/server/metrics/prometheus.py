@@ -92,10 +92,8 @@ class Metrics:
         for name, value in stats.counters.items():
             self._engine.labels(name).set(value)
         self._info.labels(__version__, model).set(1)
-        return generate_latest(self.registry) + generate_latest(_Families(self._for_routers(stats, model)))
-
-    def _for_routers(self, stats: EngineStats, model: str) -> Iterable[Metric]:
-        return known_to_routers(self.registry.collect(), model, block_size=PAGE, blocks=stats.pages_total)
+        routers = known_to_routers(self.registry.collect(), model, block_size=PAGE, blocks=stats.pages_total)
+        return generate_latest(self.registry) + generate_latest(_Families(routers))
 
 
 class _Families(CollectorRegistry):

@@ -19,7 +19,7 @@ from kakera.errors import RequestRefused
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, OPENAI_STYLE, answer, event
+from kakera.server.http.sse import DONE, Reply, answer, event
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import ChatAnswer, ChatUsage, chat_usage
 from kakera.server.openai.constrain import budget_of, chat_constraint
@@ -131,10 +131,8 @@ class _Choice:
         return message
 
 
-class ChatReply:
+class ChatReply(Reply):
     """A generation in the shape of chat.completion, whole or in chunks."""
-
-    style = OPENAI_STYLE
 
     def __init__(self, generation: Generation, model: ServedModel, body: ChatBody):
         self._generation = generation

@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
@@ -17,12 +18,12 @@ from kakera.contract.request import Constraint, packed
 from kakera.server.generate import Delta, Generation, Job, join_usage
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, OPENAI_STYLE, answer, event
+from kakera.server.http.sse import DONE, Reply, answer, event
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import CompletionAnswer, usage_object
 from kakera.server.openai.constrain import text_constraint
 from kakera.server.openai.logprobs import TextLogprobs
-from kakera.server.openai.sampling import build_sampling, check_prompt_tokens, completion_room, prompt_check
+from kakera.server.openai.sampling import build_sampling, check_token, completion_room, prompt_check
 from kakera.server.openai.schema import CompletionBody
 from kakera.server.service import Service, new_id
 from kakera.text.tokenizer import Watch
@@ -53,18 +54,13 @@ async def completion_reply(body: CompletionBody, service: Service, request: Requ
 def prompt_tokens(body: CompletionBody, model: ServedModel, watch: Watch) -> list[array[int]]:
     """Packed tokens per prompt. Raises RequestRefused for ids outside the vocabulary, and what `watch` raises."""
     prompt = body.prompt
-    if isinstance(prompt, str):
-        prompts: list[Any] = [prompt]
-    elif isinstance(prompt[0], int):
-        prompts = [prompt]
-    else:
-        prompts = list(prompt)
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
     special = bool(body.parse_special)
     made: list[array[int]] = []
     for p in prompts:
         tokens = model.tokenizer.encode(p, special, watch) if isinstance(p, str) else cast("list[int]", p)
         watch(len(tokens))
-        check_prompt_tokens(tokens, model)
+        check_token(max(tokens), model, "prompt")
         made.append(packed(tokens))
     return made
 
@@ -84,10 +80,8 @@ def completion_job(body: CompletionBody, tokens: array[int], service: Service, c
     return Job(new_id("cmpl"), tokens, sampling, choices=body.n or 1, stops=body.stops)
 
 
-class CompletionReply:
+class CompletionReply(Reply):
     """Generations, one per prompt, in the shape of text_completion. Choice index = prompt * n + choice."""
-
-    style = OPENAI_STYLE
 
     def __init__(self, generations: list[Generation], model: ServedModel, body: CompletionBody):
         self._generations = generations
@@ -135,7 +129,8 @@ class CompletionReply:
 
     def _usage(self) -> Usage:
         usage = join_usage([generation.usage for generation in self._generations])
-        return usage if self._body.max_tokens != 0 else without_completion(usage)
+        # max_tokens 0: the token that the engine made was not asked for
+        return usage if self._body.max_tokens != 0 else replace(usage, completion_tokens=0)
 
 
 class ChoiceReply:
@@ -171,8 +166,3 @@ class ChoiceReply:
         text, self._text = self._text, ""
         logprobs = self._logprobs.take() if self._logprobs else None
         return {"text": text, "logprobs": logprobs, "finish_reason": self._finish}
-
-
-def without_completion(usage: Usage) -> Usage:
-    """max_tokens 0: the token that the engine made was not asked for."""
-    return Usage(usage.prompt_tokens, usage.cached_tokens, 0, usage.miss_reason)

@@ -7,12 +7,11 @@ from functools import partial
 from fastapi import APIRouter, Request
 
 from kakera.chat.thinking import thinking_switch
-from kakera.errors import RequestRefused
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.sse import unless_disconnected
 from kakera.server.openai.answers import Model, Models, Text, Tokens
 from kakera.server.openai.chat import plain, render_chat
-from kakera.server.openai.sampling import count_check
+from kakera.server.openai.sampling import check_token, count_check
 from kakera.server.openai.schema import DetokenizeBody, TokenizeBody
 from kakera.server.service import Service
 
@@ -58,9 +57,8 @@ def text_routes(service: Service) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> Text:
         service.check(body)
-        if body.tokens and max(body.tokens) >= model.vocab:
-            message = f"tokens: token id {max(body.tokens)} is outside the vocabulary of {model.vocab}"
-            raise RequestRefused(message, param="tokens")
+        if body.tokens:
+            check_token(max(body.tokens), model, "tokens")
         return {"prompt": await service.intake.run(lambda watch: model.tokenizer.decode(body.tokens))}
 
     return router

@@ -35,7 +35,7 @@ def build_sampling(
 
     stop_ids = tuple(body.stop_token_ids or ())
     for token in stop_ids:
-        _check_token(token, model, "stop_token_ids")
+        check_token(token, model, "stop_token_ids")
     end = () if body.ignore_eos else model.eos
     return Sampling(
         max_tokens=max_tokens,
@@ -111,16 +111,12 @@ def _logit_bias(bias: dict[str, float], model: ServedModel) -> tuple[tuple[int, 
     for key, value in bias.items():
         if not (key.isdecimal() and len(key) <= TOKEN_DIGITS):
             raise RequestRefused(f"logit_bias: {key!r} is not a token id", param="logit_bias")
-        pairs[_check_token(int(key), model, "logit_bias")] = value
+        pairs[check_token(int(key), model, "logit_bias")] = value
     return tuple(pairs.items())
 
 
-def _check_token(token: int, model: ServedModel, param: str) -> int:
+def check_token(token: int, model: ServedModel, param: str) -> int:
+    """Raises RequestRefused for an id that the model does not have."""
     if token >= model.vocab:
         raise RequestRefused(f"{param}: token id {token} is outside the vocabulary of {model.vocab}", param=param)
     return token
-
-
-def check_prompt_tokens(tokens: list[int], model: ServedModel) -> None:
-    """Raises RequestRefused for an id that the model does not have."""
-    _check_token(max(tokens), model, "prompt")

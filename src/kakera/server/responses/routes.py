@@ -16,7 +16,7 @@ from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.errors import describe
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import OPENAI_STYLE, StreamStyle, answer, event
+from kakera.server.http.sse import Reply, answer, event
 from kakera.server.model import ServedModel
 from kakera.server.responses.answers import ResponseAnswer
 from kakera.server.responses.input import NAMES, ToolNames, responses_chat
@@ -46,7 +46,7 @@ async def responses_reply(body: ResponsesBody, service: Service, request: Reques
     return ResponsesReply(service.generation(job, request), service.model, body, names)
 
 
-class ResponsesReply:
+class ResponsesReply(Reply):
     """A generation as a response, whole or in events with sequence numbers."""
 
     def __init__(self, generation: Generation, model: ServedModel, body: ResponsesBody, names: ToolNames):
@@ -57,7 +57,6 @@ class ResponsesReply:
         self._items = Items(generation.job.id.removeprefix("resp_"), names)
         self._answer = Answer()
         self._sequence = 0
-        self.style = StreamStyle(OPENAI_STYLE.ping, self._failed)
 
     async def whole(self) -> dict[str, Any]:
         self._answer = await gather(self._generation)
@@ -74,8 +73,7 @@ class ResponsesReply:
         response = self._ended()
         yield self._event({"type": f"response.{response['status']}", "response": response})
 
-    def _failed(self, error: Exception) -> str:
-        """The last events of a stream that an error ended."""
+    def failed(self, error: Exception) -> str:
         _, body = describe(error)
         shown = {"code": body["error"]["code"], "message": body["error"]["message"]}
         response = {**self._response("failed"), "output": self._output("incomplete"), "error": shown}
