@@ -20,7 +20,8 @@ from kakera.contract.events import Finished, Progress, Tokens
 from kakera.errors import EngineDied, KakeraError, RequestRefused
 from kakera.run.client import UNREAD_TOKENS, EngineClient
 from kakera.run.scripted import ScriptedRecipe
-from kakera.server.health import DeepProbe, EngineWatch
+from kakera.server.operate.health import DeepProbe
+from kakera.server.watch import EngineWatch
 
 HERE = Path(__file__).parent
 

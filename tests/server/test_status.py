@@ -15,9 +15,9 @@ from kakera.plan import weights
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import make_plan
 from kakera.plan.spec import ModelSpec
-from kakera.server.memory_map import bars
-from kakera.server.page_routes import DIRECTORY
-from kakera.server.sensors import CardReading, Reading, Sensors
+from kakera.server.operate.memory_map import bars
+from kakera.server.operate.page import DIRECTORY
+from kakera.server.operate.sensors import CardReading, Reading, Sensors
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CPU, CUDA, Target
 

@@ -15,7 +15,7 @@ from kakera.plan.plan import Plan
 from kakera.plan.speed import Speed
 from kakera.run.interface import EngineLimits
 from kakera.server import watchdog
-from kakera.server.health import EngineWatch
+from kakera.server.watch import EngineWatch
 from kakera.service import limits
 from kakera.service.notify import Notifier
 from kakera.target.target import CPU, CUDA, Target

@@ -62,7 +62,7 @@ def serve(
     from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
     from kakera.errors import UsageError
-    from kakera.server.access import Access
+    from kakera.server.http.access import Access
     from kakera.service.instance import Holder
     from kakera.service.notify import Notifier
     from kakera.service.predecessor import wait_for
@@ -169,7 +169,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def warn_if_open(host: str, port: int, keys: tuple[str, ...]) -> None:
-    from kakera.server.access import is_loopback
+    from kakera.server.http.access import is_loopback
 
     if not keys and not is_loopback(host):
         say(

@@ -6,8 +6,8 @@ import asyncio
 
 from kakera.errors import EngineDied
 from kakera.run.interface import AsyncEngine
-from kakera.server.health import EngineWatch, one_token
 from kakera.server.run import Attendant
+from kakera.server.watch import EngineWatch, one_token
 from kakera.service.notify import Notifier
 from kakera.target.target import CUDA
 
