@@ -11,12 +11,12 @@ from fastapi import Request
 
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
+from kakera.server.fields import RequestBody
 from kakera.server.generate import Generation, Job
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord
 from kakera.server.model import ServedModel
-from kakera.server.schema import RequestBody
 from kakera.server.watch import EngineWatch
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kakera.server.examples import COUNT, MESSAGES, shown
-from kakera.server.schema import MANY, MAX_STOPS, Body, Items, RequestBody, StopString
+from kakera.server.fields import MANY, MAX_STOPS, Body, Items, RequestBody, StopString
 
 Blocks = Items[dict[str, Any]]
 

@@ -128,7 +128,7 @@ def explain(errors: Sequence[Any]) -> tuple[str | None, str]:
         return None, "the body must be a JSON object, sent with the header Content-Type: application/json"
     field = first["loc"][:2]
     error = max((e for e in errors if e["loc"][:2] == field), key=lambda e: len(e["loc"]))
-    if error["type"] == "field":  # kakera.server.schema.refuse
+    if error["type"] == "field":  # kakera.server.fields.refuse
         return error["ctx"]["field"], error["msg"]
     param = field_path(error["loc"])
     return param, f"{param}: {error['msg']}" if param else error["msg"]

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from kakera.chat.messages import ROLES
 from kakera.server.examples import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, shown
-from kakera.server.schema import MANY, MAX_STOPS, Body, Items, Numbers, Pairs, RequestBody, StopString, refuse
+from kakera.server.fields import MANY, MAX_STOPS, Body, Items, Numbers, Pairs, RequestBody, StopString, refuse
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 2048  # of one body; evaluation tools send hundreds

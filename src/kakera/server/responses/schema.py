@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from kakera.server.examples import RESPONSES, shown
-from kakera.server.schema import Body, Items, Pairs, RequestBody, refuse
+from kakera.server.fields import Body, Items, Pairs, RequestBody, refuse
 
 # What would need a store of former responses, which this server does not keep.
 STORED = ("previous_response_id", "conversation", "prompt")
