@@ -17,11 +17,11 @@ from kakera.cache.prefix import PrefixCache
 from kakera.kv.batch import Batch, Span
 from kakera.plan.plan import Plan
 from kakera.plan.store_sizes import StoreSizes
-from kakera.run import graphs
 from kakera.run.engine import LocalEngine
-from kakera.run.graphs import DecodeGraphs, ForwardOutput, _Captured
-from kakera.run.pinned_store import PinnedStore, pinned_segments
-from kakera.run.store import STATE_DTYPES, CheckpointShape
+from kakera.run.step import graphs
+from kakera.run.step.graphs import DecodeGraphs, ForwardOutput, _Captured
+from kakera.run.store.host import STATE_DTYPES, CheckpointShape
+from kakera.run.store.pinned import PinnedStore, pinned_segments
 from kakera.schedule.scheduler import Scheduler
 from kakera.target.target import CUDA
 

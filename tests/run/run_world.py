@@ -21,7 +21,7 @@ from kakera.plan.weights import WeightBytes, from_checkpoint
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
-from kakera.run.runner import TorchRunner
+from kakera.run.step.runner import TorchRunner
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CPU
 

@@ -20,7 +20,7 @@ from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
-from kakera.run.store import tensors_of
+from kakera.run.store.host import tensors_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 DATA = Path(kakera.__file__).parent / "data"

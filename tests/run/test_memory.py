@@ -6,7 +6,7 @@ from run_world import CODECS, World, ask, tiny_plan, tokens_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kakera.plan.sizes import HEAD_PIECE_ROWS, checkpoint_bytes
-from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore
+from kakera.run.store.host import STATE_DTYPES, CheckpointShape, HostStore
 
 
 def row(plan, name):

@@ -12,7 +12,7 @@ from run_world import World, ask, tiny_plan, tokens_of
 from kakera.cache.host import CacheSizes
 from kakera.errors import UsageError
 from kakera.run.build import build_engine
-from kakera.run.warmup import prefill_steps, warm_up
+from kakera.run.step.warmup import prefill_steps, warm_up
 from kakera.schedule.limits import Limits
 from kakera.target.target import CUDA
 

@@ -48,7 +48,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
     from kakera.cli.last_plan import compare_with_last
     from kakera.plan.budget import cautions
     from kakera.plan.table import summary
-    from kakera.run.recipe import EngineRecipe
+    from kakera.run.process.recipe import EngineRecipe
     from kakera.target.devices import resolve_to_compute
 
     machine = resolve_to_compute(wishes.gpus)
@@ -64,7 +64,7 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
     from dataclasses import replace
 
     from kakera.errors import UsageError
-    from kakera.run.recipe import EngineRecipe, Recording
+    from kakera.run.process.recipe import EngineRecipe, Recording
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--record: a scripted model computes nothing that could be replayed")

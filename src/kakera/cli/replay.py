@@ -10,7 +10,7 @@ import typer
 from kakera.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from kakera.run.replay import Difference, Report
+    from kakera.run.recording.replay import Difference, Report
 
 SHOWN = 20  # differences; --json has them all
 
@@ -37,8 +37,8 @@ def replay(
     from kakera.errors import UsageError
     from kakera.plan.plan import Wishes
     from kakera.run.build import build_engine
-    from kakera.run.replay import Replay
-    from kakera.run.runner import TorchRunner
+    from kakera.run.recording.replay import Replay
+    from kakera.run.step.runner import TorchRunner
     from kakera.target.devices import resolve_to_compute
 
     header, steps = read_recording(file)

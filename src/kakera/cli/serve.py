@@ -91,7 +91,7 @@ def serve(
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:
-        from kakera.run.client import EngineClient
+        from kakera.run.process.client import EngineClient
 
         notifier.send(f"STATUS=loading {name}")
         starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=not machine.target.has_cards))

@@ -13,7 +13,7 @@ import uvicorn
 from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
-from kakera.run.process import settle, show_crashes
+from kakera.run.process.engine_process import settle, show_crashes
 from kakera.server.app import create_app
 from kakera.server.http.access import OPEN, Access
 from kakera.server.http.connection import CONNECTIONS, allow_open_files

@@ -16,7 +16,7 @@ import zmq
 
 from kakera.errors import KakeraError, RequestRefused
 from kakera.run.engine import LocalEngine
-from kakera.run.messages import (
+from kakera.run.process.messages import (
     Abort,
     Accepted,
     Alive,

@@ -23,8 +23,8 @@ from kakera.kv.batch import CheckpointTensors
 from kakera.kv.store import KvStore
 from kakera.model.state import StatePool
 from kakera.plan.store_sizes import ALIGNED, StoreSizes
-from kakera.run.side_stream import SideStream
-from kakera.run.store import CheckpointShape, tensors_of, with_tensors
+from kakera.run.store.host import CheckpointShape, tensors_of, with_tensors
+from kakera.run.store.side_stream import SideStream
 from kakera.run.transfer import upload
 
 log = logging.getLogger(__name__)

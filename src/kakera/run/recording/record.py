@@ -15,7 +15,7 @@ from kakera.contract.grid import PAGE
 from kakera.contract.recording import Recorder
 from kakera.contract.step import SamplingInput, Segment, StepPlan, StepResult
 from kakera.run.interface import NOTHING_SAMPLED
-from kakera.run.runner import TorchRunner
+from kakera.run.step.runner import TorchRunner
 from kakera.target.as_torch import target_of
 
 log = logging.getLogger(__name__)

@@ -31,12 +31,12 @@ from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.sizes import HEAD_PIECE_ROWS
-from kakera.run.chooser import Chooser, Drawn
-from kakera.run.graphs import DecodeGraphs
+from kakera.run.choose.chooser import Chooser, Drawn
+from kakera.run.choose.logprobs import logprobs_of
 from kakera.run.interface import NOTHING_SAMPLED
-from kakera.run.logprobs import logprobs_of
-from kakera.run.page_tables import PageTables
-from kakera.run.store import Store
+from kakera.run.step.graphs import DecodeGraphs
+from kakera.run.step.page_tables import PageTables
+from kakera.run.store.host import Store
 
 log = logging.getLogger(__name__)
 

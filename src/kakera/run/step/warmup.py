@@ -15,8 +15,8 @@ from kakera.contract.request import Sampling
 from kakera.contract.step import Drop, ResetSlot, RestoreCheckpoint, SamplingInput, SavePoint, Segment, StepPlan
 from kakera.errors import KakeraError
 from kakera.plan.plan import Plan
-from kakera.run.graphs import MOST_ROWS
-from kakera.run.runner import TorchRunner
+from kakera.run.step.graphs import MOST_ROWS
+from kakera.run.step.runner import TorchRunner
 
 REQUEST = "warm-up"
 # Tokens of short segments: all variants of products with coded weights, which 32, 16 and 8 rows have

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from kakera.contract.events import TokenLogprob
-from kakera.run.logprobs import Logprobs
-from kakera.run.picks import TOP_BOUND, Pick, flat
-from kakera.run.ranking import in_pieces, top_ids
+from kakera.run.choose.logprobs import Logprobs
+from kakera.run.choose.picks import TOP_BOUND, Pick, flat
+from kakera.run.choose.ranking import in_pieces, top_ids
 from kakera.run.transfer import Download, upload
 
 SORTED_ROWS = 4  # at a time: beside 5 copies of them torch's sort on a GPU takes about 8 more, 52 MB in all

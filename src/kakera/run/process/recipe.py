@@ -33,7 +33,7 @@ class EngineRecipe:
     def __call__(self) -> LocalEngine:
         """Raises CheckpointError, UsageError."""
         from kakera.run.build import build_engine
-        from kakera.run.starting import start_progress
+        from kakera.run.process.starting import start_progress
 
         with start_progress() as progress:
             engine = build_engine(self.directory, self.plan, progress=progress, grammars=True)
@@ -46,8 +46,8 @@ def record(engine: LocalEngine, plan: Plan, recording: Recording) -> None:
     """From now on every step of the engine goes to the file, too. Raises UsageError if it can not be written."""
     from kakera import __version__
     from kakera.contract.recording import VERSION, Header, Recorder
-    from kakera.run.record import RecordingRunner
-    from kakera.run.runner import TorchRunner
+    from kakera.run.recording.record import RecordingRunner
+    from kakera.run.step.runner import TorchRunner
 
     assert isinstance(engine.runner, TorchRunner)
     wishes = asdict(plan.wishes())

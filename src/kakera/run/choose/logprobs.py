@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kakera.contract.events import TokenLogprob
-from kakera.run.ranking import in_pieces, top_ids
+from kakera.run.choose.ranking import in_pieces, top_ids
 from kakera.run.transfer import Download
 
 LOGPROB_FLOOR = -9999.0  # JSON has no -inf; clients expect a finite number

@@ -25,10 +25,10 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.state import StatePool
 from kakera.plan.plan import Plan
-from kakera.run.page_tables import PageTables
-from kakera.run.record import prints
-from kakera.run.runner import TorchRunner
-from kakera.run.store import STATE_DTYPES, CheckpointShape, HostStore
+from kakera.run.recording.record import prints
+from kakera.run.step.page_tables import PageTables
+from kakera.run.step.runner import TorchRunner
+from kakera.run.store.host import STATE_DTYPES, CheckpointShape, HostStore
 from kakera.target.as_torch import target_of
 
 TOLERANCE = 2**-9  # of a GPU, and of states that were stored in 16 bits: largest difference over largest value

@@ -16,8 +16,8 @@ from torch import Tensor
 from kakera.constrain.compiler import GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
 from kakera.contract.step import RowResult, SamplingInput, follow_drafts
-from kakera.run.picks import NO_PICK, Pick, pick_of
-from kakera.run.sampler import Launched, Sampled, collect, launch
+from kakera.run.choose.picks import NO_PICK, Pick, pick_of
+from kakera.run.choose.sampler import Launched, Sampled, collect, launch
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from kakera.kv.batch import Batch, SingleTokens, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.run.page_tables import PageTables
+from kakera.run.step.page_tables import PageTables
 from kakera.target.as_torch import target_of
 
 MOST_ROWS = 32  # a graph for each number of rows; more rows, which are bound by arithmetic, are launched one by one

@@ -21,7 +21,8 @@ from kakera.contract.events import EngineStats, Event, Finished, Flushed, Tokens
 from kakera.contract.request import Request
 from kakera.errors import EngineDied, KakeraError, RequestRefused
 from kakera.run.interface import EngineLimits
-from kakera.run.messages import (
+from kakera.run.process.engine_process import engine_main
+from kakera.run.process.messages import (
     Abort,
     Accepted,
     Alive,
@@ -36,8 +37,7 @@ from kakera.run.messages import (
     decode_from_engine,
     encode,
 )
-from kakera.run.process import engine_main
-from kakera.run.socket_place import make_socket_directory
+from kakera.run.process.socket_place import make_socket_directory
 
 STOP_SECONDS = 10.0
 LAST_WORDS_SECONDS = 0.5
