@@ -42,16 +42,18 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
 
 
 def prefill_steps(plan: Plan) -> list[StepPlan]:
-    """The longest segment at the start and behind history, shorter ones, and a save with its way back; as far as the
-    plan has pages."""
-    longest = min(plan.chunk // PAGE, plan.pages, pages_for(plan.context)) * PAGE
+    """The longest segment at the start and behind history, shorter ones, and a save with its way back. None is longer
+    than a request may be: where little room is left behind the longest, others come behind less history or none."""
+    held = min(plan.pages, pages_for(plan.context))
+    longest = min(plan.chunk // PAGE, held) * PAGE
     saves = (SavePoint(PAGE, SAVED),) if CacheSizes.of(plan).can_save and longest > PAGE else ()
     first = replace(_row(0, longest), saves=saves)
     back = (RestoreCheckpoint(0, SAVED, PAGE, None), Drop((SAVED,))) if saves else ()
     steps = [StepPlan(0, (ResetSlot(0),), prefill=(first,), after=back)]
     for count in (longest, longest // 2, longest // 4, *SHORT):
-        if count > 0 and (longest + count + PAGE - 1) // PAGE <= plan.pages:
-            steps.append(StepPlan(0, prefill=(_row(longest, count),)))
+        start = min(longest, (held - pages_for(count)) * PAGE)
+        if start or count < longest:
+            steps.append(StepPlan(0, prefill=(_row(start, count),)))
     return steps
 
 
