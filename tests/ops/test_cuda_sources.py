@@ -36,6 +36,8 @@ KERNELS = [  # name, defines, bytes a thread may spill
     ("gdn_step", ("GROUP=1", "STATE16"), 80),
     ("add_norm", ("VECTORS=3", "BF16"), 0),
     ("add_norm", ("VECTORS=4",), 0),
+    ("exchange_norm", ("VECTORS=3", "BF16"), 0),
+    ("exchange_norm", ("VECTORS=4",), 0),
     ("swiglu", ("BF16",), 0),
     ("dense_few", ("ROWS=8", "VECTORS=5", "BF16"), 0),
     ("dense_few", ("ROWS=1", "VECTORS=8"), 0),
