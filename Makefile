@@ -8,14 +8,26 @@ PIP    := $(PYTHON) -m pip --disable-pip-version-check
 CPU_TORCH := torch==2.13.0+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-gpu lint venv clients kernels clean
+.PHONY: demo quick test test-gpu lint venv clients kernels clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
 	@$(PYTHON) -m tools.demo
 
+# What to run after every change: the rooms without torch, the codec, the arithmetic, a story or two end to end.
+QUICK := $(wildcard tests/test_*.py) \
+  $(wildcard $(addprefix tests/,contract arch target plan cache schedule text chat constrain ops)) \
+  $(addprefix tests/kv/test_kv_,codec.py rotation.py softmax.py) \
+  tests/run/test_hit_is_cold.py tests/server/test_chat.py
+# Tests at a time; `make test WORKERS=8` on a larger machine. A worker that has nothing left takes from another.
+WORKERS := 2
+PYTEST := $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
+
+quick: $(READY)
+	@$(PYTEST) -m 'not compile and not slow' $(QUICK) $(PYTEST_ARGS)
+
 test: $(READY)
-	@$(PYTHON) -m pytest $(PYTEST_ARGS)
+	@$(PYTEST) $(PYTEST_ARGS)
 
 # Tests of kernels and of the engine on an NVIDIA GPU; where there is none, each is skipped and says so.
 test-gpu: $(READY)

@@ -1,4 +1,7 @@
-"""What tests of several rooms share: a tiny model directory, and where the reference model lies, if anywhere."""
+"""What tests of several rooms share: a tiny model directory, and where the reference model lies, if anywhere.
+
+No torch in here: the tests of the rooms without torch are not to wait for its import.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
-
-if not torch.cuda.is_available():  # before any test imports a Triton kernel: they run in its interpreter then
-    os.environ["TRITON_INTERPRET"] = "1"
 
 from tiny_model import write_tiny_model
+
+# One thread, here and in the processes that tests start, unless a test sets its own: two OpenMP threads on two busy
+# cores mostly wait for each other (kv 120 s and more with two, 22 s with one). Read when torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# And where a test has two, the one that waits sleeps: spinning took 41 s of CPU time where sleeping takes 13.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would the servers that tests send one to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

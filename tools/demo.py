@@ -22,8 +22,8 @@ from kakera.bench.server import ServerProcess
 from kakera.cli import main as command_line
 from kakera.cli.model import resolve_model
 from kakera.plan.budget import kv_format
-from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import plan_for
 from kakera.plan.table import gigabytes
 from kakera.text.tokenizer import Tokenizer
 from tools.demo_text import FIRST, SECOND, Fact, first_message

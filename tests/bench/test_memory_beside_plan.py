@@ -12,10 +12,9 @@ from kakera.bench.memory import GAPS, Held, MemoryTable, Taken, compare_cpu, com
 from kakera.bench.memory_watch import MemoryWatch, graph_bytes, held_bytes
 from kakera.contract.step import Drop
 from kakera.ops.trellis import TrellisScratch
-from kakera.plan.budget import make_plan
 from kakera.plan.known import KNOWN
-from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import PlanRow, Wishes
+from kakera.plan.planner import make_plan, plan_for
 from kakera.plan.weights import from_config
 from kakera.run.build import build_engine
 from kakera.target.devices import Device, Machine

@@ -3,6 +3,7 @@
 import pytest
 
 from kakera.cache.host import CacheSizes
+from kakera.cache.integrity import check_integrity
 from kakera.cache.keys import page_keys
 from kakera.cache.match import Match
 from kakera.cache.prefix import PrefixCache
@@ -24,12 +25,12 @@ def serve(cache, tokens, saves=(), salt=b"", slot=0):
     match = cache.match(keys, len(tokens))
     lease = cache.acquire(match, len(tokens) // PAGE + 1, slot)
     cache.reserve(lease, [save for save in saves if save[0] > match.position])
-    cache.check_integrity()
+    check_integrity(cache)
     cache.extend(lease, keys, len(keys))
     cache.publish(lease)
-    cache.check_integrity()
+    check_integrity(cache)
     cache.release(lease)
-    cache.check_integrity()
+    check_integrity(cache)
     return match
 
 
@@ -59,11 +60,11 @@ def test_every_miss_has_its_reason():
     other = cache.match(page_keys(tokens[:140] + text(200, seed=1)), 340)
     assert other.explain() == "diverged at token 140" and other.position == 128
     assert reason(cache, tokens, salt=b"other") == "cold"
-    cache._room.lose_checkpoint(cache.match(page_keys(tokens), 300).checkpoint)
+    cache._residency.lose_checkpoint(cache.match(page_keys(tokens), 300).checkpoint)
     assert reason(cache, tokens) == "evicted checkpoint"
     serve(cache, text(16 * PAGE - 1, seed=2))
     cache.host.limit = 0  # demoted pages can not stay either
-    cache._room.free_host("system", "page")
+    cache._residency.free_host("system", "page")
     assert reason(cache, tokens) == "evicted pages"
 
 
@@ -76,7 +77,7 @@ def test_acquire_changes_nothing_if_the_pages_do_not_fit():
     assert cache.acquire(match, 5, slot=0) is None
     assert cache.acquire(match, 4, slot=0, headroom=1) is None
     assert cache.take_actions() == () and cache.available == 4 and not cache.leases
-    cache.check_integrity()
+    check_integrity(cache)
     assert cache.acquire(match, 4, slot=0) is not None
 
 
@@ -102,11 +103,11 @@ def test_a_pinned_checkpoint_is_not_evicted_until_its_restore_is_committed():
     serve(cache, tokens, [(128, "message")])
     keys = page_keys(tokens)
     lease = cache.acquire(cache.match(keys, 130), 3, slot=0)
-    assert not cache._room.free_host("system", "checkpoint")
+    assert not cache._residency.free_host("system", "checkpoint")
     cache.extend(lease, keys, 2)
-    assert cache._room.free_host("system", "checkpoint")
+    assert cache._residency.free_host("system", "checkpoint")
     cache.release(lease)
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_forfeited_saves_are_dropped_and_their_bytes_return():
@@ -120,7 +121,7 @@ def test_forfeited_saves_are_dropped_and_their_bytes_return():
     assert cache.take_actions() == (Drop(checkpoints=(point.checkpoint,), sinks=(sink.sink,)),)
     assert cache.host.used == 0
     cache.release(lease)
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_release_returns_what_was_reserved_too():
@@ -128,7 +129,7 @@ def test_release_returns_what_was_reserved_too():
     lease = cache.acquire(Match(), 3, slot=0)
     cache.reserve(lease, [(64, "message"), (128, "message")])
     cache.release(lease)
-    cache.check_integrity()
+    check_integrity(cache)
     assert cache.host.used == 0 and cache.device.free == 16
 
 
@@ -151,7 +152,7 @@ def test_a_second_save_at_one_place_is_dropped_and_lends_its_kind():
     cache.publish(lease)
     assert [record.kind for record in cache.checkpoints.published.values()] == ["system"]
     cache.release(lease)
-    cache.check_integrity()
+    check_integrity(cache)
 
 
 def test_the_cap_holds_along_a_path():
@@ -163,7 +164,7 @@ def test_the_cap_holds_along_a_path():
         cache.reserve(lease, [(depth * PAGE, "message")])
         cache.extend(lease, keys, depth)
         cache.publish(lease)
-        cache.check_integrity()
+        check_integrity(cache)
     assert len(cache.checkpoints.published) == 4
     positions = sorted(record.position for record in cache.checkpoints.published.values())
     assert positions[-1] == 39 * PAGE and positions[0] < 30 * PAGE

@@ -196,7 +196,7 @@ def test_a_server_process_holds_no_torch(tiny_model: Path) -> None:
         "from kakera.cli.engine import recipe_for, served_model\n"
         "from kakera.cli.model import resolve_model\n"
         "from kakera.plan.plan import Wishes\n"
-        "import kakera.cli.serve, kakera.run.client, kakera.server.run\n"
+        "import kakera.cli.serve, kakera.run.process.client, kakera.server.run\n"
         "model = resolve_model(sys.argv[1])\n"
         "served_model(model, None), recipe_for(model, Wishes(gpus='cpu'), print)\n"
         "assert 'torch' not in sys.modules\n"

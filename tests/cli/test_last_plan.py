@@ -7,9 +7,9 @@ from pathlib import Path
 
 from kakera.arch.registry import spec_of
 from kakera.cli.last_plan import compare_with_last
-from kakera.plan.budget import make_plan
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.weights import from_config
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CUDA

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from kakera.evaluate.goldens import GoldenReport, check_goldens
+from golden_values import GoldenReport, check_goldens
 
 GOLDENS = Path(__file__).parent.parent / "data" / "goldens"
 

@@ -12,9 +12,9 @@ from kakera.arch.spec import ModelSpec
 from kakera.errors import CheckpointError, UsageError
 from kakera.kv import codec
 from kakera.kv.cache import KVCache
-from kakera.kv.calibration import Moments, grades, principal_axes
 from kakera.kv.rotation import Rotation
 from kakera.plan.kv_format import KvFormat
+from kakera.quantize.kv_calibration import Moments, grades, principal_axes
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:

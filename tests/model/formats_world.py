@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from tests.quantize.tiny import cheap_encode
 from torch import Tensor
 
+from kakera.ops.codec import codebook, trellis
 from kakera.quantize.convert import quantize_checkpoint
 from kakera.quantize.recipe import Format, Recipe
-from kakera.weights import codebook, trellis
 from kakera.weights.checkpoint import Checkpoint
 from tiny_model import byte_tokenizer
 

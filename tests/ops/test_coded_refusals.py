@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kakera.ops.codec.coded import CodedLinear
 from kakera.ops.int8 import int8_linear
 from kakera.ops.trellis import PARTS, TrellisLinear, TrellisScratch
-from kakera.weights.coded import CodedLinear
 
 
 def coded(inputs: int = 128, outputs: int = 128, codebook: str = "mcg") -> CodedLinear:

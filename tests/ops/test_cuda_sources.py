@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +12,7 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="needs cuda-bindings and NVRTC
 from kakera.errors import KakeraError
 from kakera.ops.cuda import compiler
 
+pytestmark = pytest.mark.compile
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")  # A100, RTX 30, 40, H100/H200, RTX 50
 SHARED_BYTES = 48 * 1024  # of a block, unless a kernel asks for more
 TWO_THREE = "EACH_BITS=X(2) X(3)"
@@ -35,6 +36,8 @@ KERNELS = [  # name, defines, bytes a thread may spill
     ("gdn_step", ("GROUP=1", "STATE16"), 80),
     ("add_norm", ("VECTORS=3", "BF16"), 0),
     ("add_norm", ("VECTORS=4",), 0),
+    ("exchange_norm", ("VECTORS=3", "BF16"), 0),
+    ("exchange_norm", ("VECTORS=4",), 0),
     ("swiglu", ("BF16",), 0),
     ("dense_few", ("ROWS=8", "VECTORS=5", "BF16"), 0),
     ("dense_few", ("ROWS=1", "VECTORS=8"), 0),
@@ -42,15 +45,24 @@ KERNELS = [  # name, defines, bytes a thread may spill
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_kernels_compile_for_every_card(arch):
-    with ThreadPoolExecutor(2) as threads:  # NVRTC compiles without holding Python's lock
-        compiled = threads.map(lambda kernel: compiler.compile_source(kernel[0], kernel[1], arch), KERNELS)
-    for (name, defines, spills), made in zip(KERNELS, compiled, strict=True):
-        assert made.cubin[:4] == b"\x7fELF"
-        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", made.report)]
-        shared = [int(n) for n in re.findall(r"(\d+) bytes smem", made.report)]
-        assert spilled and max(spilled) <= spills, f"{name} {defines}: {made.report}"
+def test_kernels_compile_for_every_card(arch, pytestconfig):
+    kept = pytestconfig.cache.mkdir("kernels")
+    for name, defines, spills in KERNELS:
+        report = compile_report(name, defines, arch, kept)
+        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
+        shared = [int(n) for n in re.findall(r"(\d+) bytes smem", report)]
+        assert spilled and max(spilled) <= spills, f"{name} {defines}: {report}"
         assert max(shared, default=0) <= SHARED_BYTES
+
+
+def compile_report(name: str, defines: tuple[str, ...], arch: str, kept: Path) -> str:
+    """The assembler's words. All of them take 49 s, so a run keeps them for the next, by all that they depend on."""
+    path = kept / compiler.cache_name(name, defines, arch)
+    if not path.is_file():
+        made = compiler.compile_source(name, defines, arch)
+        assert made.cubin[:4] == b"\x7fELF"
+        path.write_text(made.report)
+    return path.read_text()
 
 
 def test_a_kernel_is_compiled_once_and_again_when_its_defines_change(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ SHARED_BYTES_HOPPER = 227 * 1024
 SPILLED_BYTES = 64  # of a thread: the state pass keeps 250 registers busy, and addresses of its end spill
 
 
-@pytest.mark.slow
+@pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernels_compile_for_every_card(arch):
     """In a process of its own: this one may have Triton's interpreter in place of its compiler."""

@@ -18,6 +18,7 @@ from kakera.ops.gdn_prefill import StateSave, gdn_prefill, segments
 from kakera.plan import gdn_plan
 from kakera.plan.gdn_plan import scratch_bytes
 
+pytestmark = pytest.mark.slow  # the interpreter takes seconds a case
 TOKENS = 130
 SAVES = [(TOKENS, torch.float32), (64, torch.float16), (128, torch.float32), (64, torch.float32)]
 

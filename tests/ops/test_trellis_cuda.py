@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kakera.ops.int8 import int8_linear
+from kakera.ops.codec.coded import CodedLinear
+from kakera.ops.int8 import int8_linear, int8_weight
 from kakera.ops.trellis import TrellisLinear, TrellisScratch, decode_weight
-from kakera.weights import int8
-from kakera.weights.coded import CodedLinear
 
 pytestmark = [
     pytest.mark.gpu,
@@ -129,5 +128,5 @@ def test_int8_rows(rows, dtype):
     q = torch.randint(-127, 128, (1072, 704), device="cuda").to(torch.int8)
     scale = (torch.rand(1072, device="cuda") * 0.01 + 1e-4).half()
     x = torch.randn(rows, 704, device="cuda").to(dtype)
-    reference = x.double() @ int8.decode(q, scale, torch.float32).double().T
+    reference = x.double() @ int8_weight(q, scale, torch.float32).double().T
     assert error(int8_linear(x, q, scale), reference) <= BOUND[dtype]

@@ -13,8 +13,9 @@ from machines import GB, cards, laptop
 from kakera.arch.registry import spec_of
 from kakera.arch.spec import ModelSpec
 from kakera.errors import PlanRefused, UsageError
-from kakera.plan.budget import cautions, draft, make_plan
+from kakera.plan.budget import cautions, draft
 from kakera.plan.plan import Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes
 from kakera.plan.weights import WeightBytes

@@ -12,10 +12,11 @@ from kakera.arch.registry import spec_of
 from kakera.arch.spec import ModelSpec
 from kakera.arch.tensors import WHOLE
 from kakera.errors import PlanRefused
-from kakera.plan.budget import cautions, make_plan
+from kakera.plan.budget import cautions
 from kakera.plan.known import KNOWN
 from kakera.plan.placement import place
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.speed import predict
 from kakera.plan.table import read_line, to_json
 from kakera.plan.weights import Part, WeightBytes, from_config

@@ -10,8 +10,8 @@ import pytest
 from machines import cards, laptop
 
 from kakera.arch.spec import ModelSpec
-from kakera.plan.budget import make_plan
 from kakera.plan.plan import Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.speed import predict
 from kakera.plan.table import as_rows, as_text, speed_line, summary, to_json
 from kakera.plan.weights import WeightBytes

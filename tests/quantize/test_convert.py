@@ -13,6 +13,7 @@ import torch
 from tests.quantize.tiny import cheap_encode, write_tiny
 
 from kakera.errors import CheckpointError, UsageError
+from kakera.ops.int8 import int8_weight
 from kakera.quantize.convert import quantize_checkpoint
 from kakera.quantize.linear import encode_linear
 from kakera.quantize.recipe import Recipe
@@ -56,7 +57,7 @@ def test_what_is_written_is_what_is_read(tmp_path, format, prefix, monkeypatch):
         shape = next(e.shape for e in plain.entries() if e.name == report.module)
         weight_OI = plain.linear(report.module, *shape)
         if found.kind(report.module) == "int8":
-            expected = int8.decode(*int8.encode(weight_OI), torch.float32)
+            expected = int8_weight(*int8.encode(weight_OI), torch.float32)
         else:
             expected = coded[weight_OI.double().sum().item()].weight()
             assert found.coded(report.module, *shape).bits == report.bits == made.bits[report.kind]
@@ -105,14 +106,15 @@ def test_files_and_configs(tmp_path):
     assert {linear["kind"] for linear in report["linears"]} >= {"mlp.up", "gdn.qkv", "attention.q", "mtp", "head"}
 
 
+@pytest.mark.slow
 def test_a_real_search_reaches_the_error_of_its_rate():
     weight_OI = 0.02 * torch.randn(128, 128, generator=torch.Generator().manual_seed(3)) * torch.rand(128, 1)
     weight_OI[7], weight_OI[:, 9] = 0, 0
-    from kakera.quantize import viterbi
-    from kakera.weights import codebook
+    from kakera.ops.codec import codebook
+    from kakera.quantize import tail_biting
 
     def encode(targets, bits):
-        return viterbi.encode(targets, codebook.table("mcg", torch.float32), bits)
+        return tail_biting.encode(targets, codebook.table("mcg", torch.float32), bits)
 
     coded, error = encode_linear(weight_OI, 3, 1, encode)
     assert 0.0156 < error < 0.019

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from kakera.quantize import viterbi
-from kakera.weights import codebook, trellis
+from kakera.ops.codec import codebook, trellis
+from kakera.quantize import tail_biting, viterbi
 
 MCG = codebook.table("mcg", torch.float32)
 
@@ -54,7 +54,7 @@ def test_the_path_found_is_the_cheapest_of_all(state_bits, bits, steps):
 def test_gaussian_tiles_are_coded_near_the_rate_distortion_bound(bits, tiles, bound):
     data = torch.randn(tiles, 256, generator=generator(bits))
     scale = codebook.deviation("mcg") * 1.02
-    states = viterbi.encode(data * scale, MCG, bits)
+    states = tail_biting.encode(data * scale, MCG, bits)
     continued = ((states.roll(1, -1) << bits) & 0xFFFF) | (states & ((1 << bits) - 1))
     assert torch.equal(continued, states), "every state continues the one before it, the first one the last"
     assert torch.equal(trellis.unpack(trellis.pack(states, bits)), states)
@@ -64,9 +64,9 @@ def test_gaussian_tiles_are_coded_near_the_rate_distortion_bound(bits, tiles, bo
 
 def test_batches_do_not_change_the_result(monkeypatch):
     data = torch.randn(3, 256, generator=generator(5))
-    together = viterbi.encode(data, MCG, 4)
+    together = tail_biting.encode(data, MCG, 4)
     monkeypatch.setattr(viterbi, "_batch_tiles", lambda device, bits: 1)
-    assert torch.equal(viterbi.encode(data, MCG, 4), together)
+    assert torch.equal(tail_biting.encode(data, MCG, 4), together)
 
 
 @pytest.mark.gpu

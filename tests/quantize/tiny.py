@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from kakera.weights import trellis
+from kakera.ops.codec import trellis
 
 CONFIG = {
     "model_type": "qwen3_5_text",

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kakera.errors import CheckpointError
-from kakera.run.client import EngineClient
 from kakera.run.engine import LocalEngine
+from kakera.run.process.client import EngineClient
 
 
 @dataclass(frozen=True)

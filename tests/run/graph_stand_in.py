@@ -18,11 +18,11 @@ from kakera.kv.batch import Batch, Span
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import checkpoint_parts
 from kakera.plan.store_sizes import StoreSizes
-from kakera.run import graphs
 from kakera.run.engine import LocalEngine
-from kakera.run.graphs import DecodeGraphs, ForwardOutput, _Captured
-from kakera.run.pinned_store import PinnedStore, pinned_segments
-from kakera.run.store import CheckpointShape
+from kakera.run.step import graphs
+from kakera.run.step.graphs import DecodeGraphs, ForwardOutput, _Captured
+from kakera.run.store.host import CheckpointShape
+from kakera.run.store.pinned import PinnedStore, pinned_segments
 from kakera.schedule.scheduler import Scheduler
 from kakera.target.target import CUDA
 

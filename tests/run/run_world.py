@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from kakera.arch.registry import load_spec
+from kakera.cache.integrity import check_integrity
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.contract.step import SamplingInput, Segment
-from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.plan.weights import WeightBytes, from_checkpoint
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
-from kakera.run.runner import TorchRunner
+from kakera.run.step.runner import TorchRunner
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CPU
 
@@ -127,7 +128,7 @@ class World:
         assert (stats.running, stats.waiting) == (0, 0)
         assert stats.slots_free == stats.slots_total and stats.pages_free == stats.pages_total
         assert not cache.leases and not cache.checkpoints.reserved
-        cache.check_integrity()
+        check_integrity(cache)
         self.settle()
         self.check_bytes()
 

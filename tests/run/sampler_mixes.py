@@ -11,8 +11,8 @@ from torch import Tensor
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
-from kakera.run.picks import pick_of
-from kakera.run.sampler import Sampled, collect, launch
+from kakera.run.choose.picks import pick_of
+from kakera.run.choose.sampler import Sampled, collect, launch
 
 
 def mix(seed: int, rows: int, vocabulary: int) -> tuple[list[SamplingInput], Tensor, list[Allowed]]:

@@ -12,8 +12,8 @@ from kakera.constrain.output import Allowed
 from kakera.contract.events import TokenLogprob
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
-from kakera.run.logprobs import LOGPROB_FLOOR
-from kakera.run.picks import uniform
+from kakera.run.choose.logprobs import LOGPROB_FLOOR
+from kakera.run.choose.picks import uniform
 
 SMALLEST_TEMPERATURE = 1e-30
 

@@ -15,7 +15,7 @@ from sampler_mixes import sample_rows
 from kakera.constrain.output import ANYTHING, Outputs
 from kakera.contract.request import Constraint, Sampling, ThinkingBudget
 from kakera.contract.step import SamplingInput
-from kakera.run.messages import Submit, decode_to_engine, encode
+from kakera.run.process.messages import Submit, decode_to_engine, encode
 from kakera.text.tokenizer import Tokenizer
 
 END, CALL, THINK_END = 258, 259, 262

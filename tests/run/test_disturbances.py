@@ -6,6 +6,7 @@ import random
 import pytest
 from run_world import CODECS, World, ask, logprob_gap, tokens_of
 
+from kakera.cache.integrity import check_integrity
 from kakera.contract.events import Finished
 
 TOLERANCE = 1e-3  # decode wrote what prefill would write; measured: 3e-6 (fp32, bf16), 6e-4 (int2: codes flip)
@@ -35,7 +36,7 @@ def test_aborts_at_any_moment_disturb_nobody(tiny_model, kv, seed):
                 ends[event.request_id] = event.reason
             elif hasattr(event, "tokens"):
                 texts[event.request_id] += event.tokens
-        world.cache.check_integrity()
+        check_integrity(world.cache)
     assert "abort" in {ends[id] for id in doomed}
     for id, wanted in undisturbed(tiny_model, kv, requests).items():
         if ends[id] == "abort":

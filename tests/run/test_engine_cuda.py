@@ -16,8 +16,8 @@ from kakera.contract.step import Drop
 from kakera.evaluate.data import load_cases
 from kakera.evaluate.session import open_reader
 from kakera.evaluate.suites import run_suite
-from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Wishes
+from kakera.plan.planner import plan_for
 from kakera.run.build import build_engine
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate

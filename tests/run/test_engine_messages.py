@@ -1,7 +1,7 @@
 """What crosses between the processes: long prompts as packed bytes."""
 
 from kakera.contract.request import Boundary, Constraint, Request, Sampling, packed
-from kakera.run.messages import Submit, decode_to_engine, encode
+from kakera.run.process.messages import Submit, decode_to_engine, encode
 
 SAMPLING = Sampling(max_tokens=5, seed=1, constraint=Constraint("start: /a/"), loop_guard=True)
 

@@ -5,9 +5,9 @@ import torch
 from run_world import World, ask, equal, logprob_gap, tokens_of
 
 from kakera.errors import RequestRefused
-from kakera.run import chooser
-from kakera.run import runner as runner_module
+from kakera.run.choose import chooser
 from kakera.run.generate import generate
+from kakera.run.step import runner as runner_module
 
 GOOD = [ask("good 1", tokens_of(1, 200), 8), ask("good 2", tokens_of(2, 30), 8)]
 BAD = tokens_of(66, 300)

@@ -12,8 +12,8 @@ from run_world import World, ask, tokens_of
 
 from kakera.contract.request import NO_LIMIT
 from kakera.contract.step import Segment
-from kakera.run import chooser
-from kakera.run.store import HostStore
+from kakera.run.choose import chooser
+from kakera.run.store.host import HostStore
 from kakera.schedule.ahead import followers
 
 

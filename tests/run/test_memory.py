@@ -6,7 +6,7 @@ from run_world import CODECS, World, ask, tiny_plan, tokens_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kakera.plan.sizes import HEAD_PIECE_ROWS, checkpoint_bytes, checkpoint_parts
-from kakera.run.store import CheckpointShape, HostStore
+from kakera.run.store.host import CheckpointShape, HostStore
 from kakera.target.target import CUDA
 
 

@@ -13,7 +13,7 @@ from run_world import World, ask, tokens_of
 
 from kakera.contract.grid import PAGE
 from kakera.contract.step import ResetSlot, RestoreCheckpoint, Segment, StepPlan
-from kakera.run.page_tables import PageTables
+from kakera.run.step.page_tables import PageTables
 
 CPU = torch.device("cpu")
 

@@ -27,8 +27,8 @@ from kakera.contract.step import (
 from kakera.kv.store import Int2Store
 from kakera.plan import store_sizes
 from kakera.plan.store_sizes import StoreSizes
-from kakera.run import pinned_store
-from kakera.run.pinned_store import pinned_segments
+from kakera.run.store import pinned as pinned_store
+from kakera.run.store.pinned import pinned_segments
 from kakera.target.target import CUDA
 
 POSITION = 320  # its window wraps in the ring

@@ -18,9 +18,10 @@ from run_world import World, ask, tokens_of
 
 from kakera.contract.events import Finished, Progress, Tokens
 from kakera.errors import EngineDied, KakeraError, RequestRefused
-from kakera.run.client import UNREAD_TOKENS, EngineClient
+from kakera.run.process.client import UNREAD_TOKENS, EngineClient
 from kakera.run.scripted import ScriptedRecipe
-from kakera.server.health import DeepProbe, EngineWatch
+from kakera.server.operate.health import DeepProbe
+from kakera.server.watch import EngineWatch
 
 HERE = Path(__file__).parent
 
@@ -158,7 +159,7 @@ async def _refusals(client):
 async def _unread(client):
     """What waits for a reader has a bound, whatever the machine's speed; others go on, and nothing is lost."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kakera.run.client.UNREAD_TOKENS", 16)
+        patch.setattr("kakera.run.process.client.UNREAD_TOKENS", 16)
         events = client.stream(ask("unread", tokens_of(1, 100), 90))
         first = [await anext(events) for _ in range(3)]
         stats = await until(client, lambda stats: stats.paused == 1)
@@ -302,6 +303,9 @@ def test_closing_ends_streams_that_wait_and_starting_again_leaks_nothing(tmp_pat
 
 
 def test_a_crash_in_native_code_says_where():
-    crash = "import faulthandler; from kakera.run.process import show_crashes; show_crashes(); faulthandler._sigsegv()"
+    crash = (
+        "import faulthandler; from kakera.run.process.engine_process import show_crashes; "
+        "show_crashes(); faulthandler._sigsegv()"
+    )
     done = subprocess.run([sys.executable, "-c", crash], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGSEGV and "Segmentation fault" in done.stderr and "File" in done.stderr

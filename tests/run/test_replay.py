@@ -12,8 +12,8 @@ from kakera.contract.step import DemotePages, Segment, StepPlan, StepResult
 from kakera.errors import UsageError
 from kakera.run.build import build_engine
 from kakera.run.generate import generate
-from kakera.run.recipe import Recording, record
-from kakera.run.replay import Replay
+from kakera.run.process.recipe import Recording, record
+from kakera.run.recording.replay import Replay
 
 PREFIX = tokens_of(1, 300)
 

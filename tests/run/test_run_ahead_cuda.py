@@ -20,8 +20,8 @@ from kakera.cache.host import CacheSizes
 from kakera.contract.events import Finished, Tokens
 from kakera.kv.rotation import Frame, Rotation
 from kakera.model.linear import EmbeddingMap
-from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Wishes
+from kakera.plan.planner import plan_for
 from kakera.run.build import build_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

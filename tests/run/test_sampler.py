@@ -15,9 +15,9 @@ from sampler_mixes import sample_rows
 from kakera.constrain.output import ANYTHING, Allowed
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
-from kakera.run.logprobs import LOGPROB_FLOOR, logprobs_of
-from kakera.run.picks import pick_of, uniform
-from kakera.run.sampler import Sampled
+from kakera.run.choose.logprobs import LOGPROB_FLOOR, logprobs_of
+from kakera.run.choose.picks import pick_of, uniform
+from kakera.run.choose.sampler import Sampled
 
 BASE = Sampling(max_tokens=8, seed=7)
 

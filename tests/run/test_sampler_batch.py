@@ -20,9 +20,9 @@ from kakera.contract.grid import PAGE
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
 from kakera.plan.sizes import SAMPLER_COPIES
-from kakera.run.picks import NO_PICK, pick_of, uniform
-from kakera.run.ranking import PIECE_ROWS, top_ids
-from kakera.run.sampler import SORTED_ROWS, collect, launch
+from kakera.run.choose.picks import NO_PICK, pick_of, uniform
+from kakera.run.choose.ranking import PIECE_ROWS, top_ids
+from kakera.run.choose.sampler import SORTED_ROWS, collect, launch
 
 VOCABULARY = 317  # more than TOP_BOUND, and no multiple of anything
 

@@ -11,8 +11,8 @@ from sampler_mixes import mix, sample_rows
 from kakera.constrain.output import ANYTHING
 from kakera.contract.grid import PAGE
 from kakera.plan.sizes import SAMPLER_COPIES
-from kakera.run.picks import pick_of
-from kakera.run.sampler import collect, launch
+from kakera.run.choose.picks import pick_of
+from kakera.run.choose.sampler import collect, launch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kakera.run.socket_place import OLD_SECONDS, make_socket_directory
+from kakera.run.process.socket_place import OLD_SECONDS, make_socket_directory
 
 
 def left(name: str, age: float) -> Path:

@@ -20,7 +20,7 @@ START = """
 import json, sys
 from pathlib import Path
 import kakera
-from kakera.plan.model_plan import plan_for
+from kakera.plan.planner import plan_for
 from kakera.ops.cuda import compiler
 from kakera.plan.plan import Wishes
 from kakera.run.build import build_engine

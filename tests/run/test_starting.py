@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kakera.run.build import LOADING, over_plan
-from kakera.run.starting import lines
+from kakera.run.process.starting import lines
 
 
 def test_a_log_gets_a_line_for_each_slow_stage():

@@ -7,6 +7,7 @@ from collections import defaultdict
 from fake_runner import VOCAB, FakeRunner, next_token
 
 from kakera.cache.host import CacheSizes
+from kakera.cache.integrity import check_integrity
 from kakera.cache.prefix import PrefixCache
 from kakera.contract.events import Event, Finished, Flushed, PromptLogprobs, Tokens
 from kakera.contract.grid import PAGE
@@ -69,7 +70,7 @@ class Driver:
     def step(self) -> bool:
         """One step; False if there was nothing to do."""
         plan = self.scheduler.plan_step()
-        self.cache.check_integrity()
+        check_integrity(self.cache)
         if plan is None:
             self.note(self.scheduler.take_events())
             assert self.scheduler.stats().idle, "somebody could go on"
@@ -82,7 +83,7 @@ class Driver:
         result = self.runner.execute(plan, self.scheduler.sampling_of(plan))
         self.clock.now += result.seconds
         self.note(self.scheduler.commit(plan, result))
-        self.cache.check_integrity()
+        check_integrity(self.cache)
 
     def context_of(self, request_id: str) -> tuple[int, ...]:
         return tuple(self.scheduler.running.get(request_id).tokens)
@@ -90,7 +91,7 @@ class Driver:
     def flush(self) -> Flushed:
         flushed, plan = self.scheduler.flush()
         self.runner.execute(plan)
-        self.cache.check_integrity()
+        check_integrity(self.cache)
         self.runner.check_stores()
         return flushed
 
@@ -129,10 +130,10 @@ class Driver:
         assert self.scheduler.running.slots.free == self.scheduler.limits.slots
         assert self.cache.available == self.cache.sizes.pages
         assert not self.cache.leases and not self.cache.checkpoints.reserved
-        self.cache._room.free_device(self.cache.sizes.pages)
+        self.cache._residency.free_device(self.cache.sizes.pages)
         while record := self.cache.checkpoints.victim("message"):
-            self.cache._room.drop_checkpoint(record)
-        self.cache.check_integrity()
+            self.cache._residency.drop_checkpoint(record)
+        check_integrity(self.cache)
         for action in self.cache.take_actions():
             self.runner.apply(action)
         self.runner.check_stores()

@@ -8,6 +8,7 @@ from driver import Driver, answer, message_ends, prose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.cache.integrity import check_integrity
 from kakera.contract.request import NO_LIMIT
 from kakera.contract.step import StepPlan
 from kakera.errors import RequestRefused
@@ -63,7 +64,7 @@ def play(
             driver.scheduler.allow(reader, len(driver.text[reader]) + rng.choice([1, 30]))
         preemptions = driver.cache.counters["preemptions"]
         plan = driver.scheduler.plan_step()
-        driver.cache.check_integrity()
+        check_integrity(driver.cache)
         if plan is not None:
             check_rows(driver, plan, driver.cache.counters["preemptions"] > preemptions)
         if live and rng.random() < mishaps:

@@ -19,11 +19,11 @@ import uvicorn
 from fake_engine import FakeEngine
 
 import kakera
-from kakera.server.access import Access
 from kakera.server.app import create_app
-from kakera.server.health import EngineWatch
-from kakera.server.limits import CONNECTIONS, TimedConnection
+from kakera.server.http.access import Access
+from kakera.server.http.connection import CONNECTIONS, TimedConnection
 from kakera.server.model import ServedModel
+from kakera.server.watch import EngineWatch
 
 MINI = Path(kakera.__file__).parent / "data" / "mini"
 ACCESS = ("keys", "allowed_hosts", "origins")

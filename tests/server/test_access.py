@@ -11,8 +11,8 @@ import pytest
 from live_server import start
 
 from kakera.errors import UsageError
-from kakera.server.access import Access
-from kakera.server.limits import TimedConnection
+from kakera.server.http.access import Access
+from kakera.server.http.connection import TimedConnection
 
 ELSEWHERE = "http://elsewhere.example"
 BODY = {"model": "mini", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}

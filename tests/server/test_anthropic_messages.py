@@ -9,7 +9,7 @@ from live_server import start
 from pydantic import BaseModel
 from test_chat import ARGUMENTS, CALLS
 
-from kakera.server.messages import STYLE
+from kakera.server.anthropic.routes import MessagesReply
 
 USER = [{"role": "user", "content": "hi"}]
 THINK = {"type": "enabled", "budget_tokens": 1024}
@@ -385,12 +385,12 @@ def test_leaving_stops_the_request(live):
 
 
 def test_a_long_prefill_sends_pings(serve, monkeypatch):
-    monkeypatch.setattr("kakera.server.sse.HEADERS_AFTER_SECONDS", 0.05)
-    monkeypatch.setattr("kakera.server.sse.PING_SECONDS", 0.05)
+    monkeypatch.setattr("kakera.server.http.sse.HEADERS_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr("kakera.server.http.sse.PING_SECONDS", 0.05)
     server = serve(TEXTS)
     server.engine.prefill_seconds = 0.5
     response = server.post("/v1/messages", max_tokens=50, messages=USER, stream=True)
-    assert response.text.startswith(STYLE.ping) and "message_stop" in response.text
-    assert json.loads(STYLE.ping.partition("data: ")[2]) == {"type": "ping"}
+    assert response.text.startswith(MessagesReply.ping) and "message_stop" in response.text
+    assert json.loads(MessagesReply.ping.partition("data: ")[2]) == {"type": "ping"}
     with anthropic.Anthropic(base_url=server.url, api_key="x", max_retries=0) as client:
         assert streamed(client)[0].content[0].text == "Hello there."

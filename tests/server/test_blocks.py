@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kakera.chat.tools import CallDelta
-from kakera.server.blocks import Answer
+from kakera.server.agents.blocks import Answer
 from kakera.server.generate import Delta
 
 PIECE = st.sampled_from(["", "a", "bc"])

@@ -7,10 +7,10 @@ import time
 import pytest
 from live_server import Live, start
 
-from kakera.server.messages_input import messages_chat
-from kakera.server.messages_schema import CountBody
-from kakera.server.responses_input import responses_chat
-from kakera.server.responses_schema import ResponsesBody
+from kakera.server.anthropic.input import messages_chat
+from kakera.server.anthropic.schema import CountBody
+from kakera.server.responses.input import responses_chat
+from kakera.server.responses.schema import ResponsesBody
 
 HALF = "\\ud83d"  # an emoji that a client has cut
 ROUTES = {

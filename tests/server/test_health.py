@@ -8,7 +8,7 @@ import httpx
 import pytest
 from test_life import BODY, SLOW, leave
 
-from kakera.server import health
+from kakera.server.operate import health
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ import time
 import pytest
 from live_server import Live
 
-from kakera.server import body as body_module
-from kakera.server import sampling
-from kakera.server.intake import LARGE_BYTES
-from kakera.server.limits import BODY_BYTES, LEAST_BODY_BYTES, body_limit
+from kakera.server.http import body as body_module
+from kakera.server.http.intake import LARGE_BYTES
+from kakera.server.http.request_limits import BODY_BYTES, LEAST_BODY_BYTES, body_limit
+from kakera.server.openai import sampling
 from kakera.text.tokenizer import SegmentCache
 
 LONG = "word " * 100_000
@@ -235,7 +235,7 @@ def test_millions_of_elements_are_refused_before_they_are_read(live, monkeypatch
     def never(*args, **options):
         raise AssertionError("it was read")
 
-    monkeypatch.setattr("kakera.server.body.json.loads", never)
+    monkeypatch.setattr("kakera.server.http.body.json.loads", never)
     field = {"/v1/completions": b"prompt", "/v1/responses": b"input", "/detokenize": b"tokens"}.get(path, b"messages")
     body = b'{"%s":[' % field + b",".join([unit] * (4_000_000 // (len(unit) + 1))) + b"]}"
     response = live.http.post(path, content=body, headers={"content-type": "application/json"})

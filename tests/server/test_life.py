@@ -15,7 +15,7 @@ from fake_engine import FakeEngine
 from live_server import free_port
 
 from kakera.errors import EngineDied
-from kakera.server.limits import TimedConnection
+from kakera.server.http.connection import TimedConnection
 from kakera.server.run import serve as serve_until_stopped
 from kakera.server.service import Service
 
@@ -49,6 +49,33 @@ def test_leaving_during_prefill_stops_the_request_streaming_or_not(slow):
         slow.wait_until(lambda: not slow.engine.open)
     assert len(slow.engine.aborted) == 2
     slow.engine.prefill_seconds = 0
+
+
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
+FORMED = {
+    "/v1/chat/completions": {**BODY, "guided_regex": "a"},
+    "/v1/completions": {"prompt": "hi", "guided_regex": "a"},
+    "/v1/messages": {"messages": BODY["messages"], "max_tokens": 9, "output_config": {"format": FORM}},
+    "/v1/responses": {"input": "hi", "text": {"format": {**FORM, "name": "a"}}},
+}
+
+
+@pytest.mark.parametrize("path", FORMED)
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_while_the_job_is_made_ends_that(slow, monkeypatch, path, stream):
+    made: list[str] = []
+
+    async def compiled(work):
+        try:
+            await asyncio.sleep(30)
+        finally:
+            made.append("ended")
+
+    monkeypatch.setattr("kakera.server.openai.constrain._apart", compiled)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(slow.url + path, json={**FORMED[path], "stream": stream}, timeout=0.3)
+    slow.wait_until(lambda: made and "kakera_aborted_total 1.0" in slow.http.get("/metrics").text)
+    assert slow.engine.requests == []
 
 
 def test_leaving_a_whole_answer_stops_all_its_choices(slow):

@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kakera
 from kakera.contract.events import EngineStats
-from kakera.server.metrics import Metrics
-from kakera.server.record import RequestRecord, record_refusal
-from kakera.server.router_metrics import NAMES
+from kakera.server.metrics.prometheus import Metrics
+from kakera.server.metrics.record import RequestRecord, record_refusal
+from kakera.server.metrics.routers import NAMES
 
 ROOT = Path(kakera.__file__).parents[2]
 

@@ -16,8 +16,8 @@ from live_server import MINI, Live
 
 from kakera.arch.registry import load_spec
 from kakera.plan import weights
-from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CPU
 

@@ -315,7 +315,7 @@ def test_a_dead_engine_ends_a_started_stream_with_response_failed(serve):
 
 
 def test_a_failure_before_the_first_token_is_told_after_the_headers(serve, monkeypatch):
-    monkeypatch.setattr("kakera.server.sse.HEADERS_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr("kakera.server.http.sse.HEADERS_AFTER_SECONDS", 0.05)
     server = serve(TEXTS)
     server.engine.prefill_seconds = 30
     with server.client.responses.create(model="mini", input="x", stream=True) as stream:

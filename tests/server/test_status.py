@@ -13,11 +13,11 @@ from live_server import MINI
 from kakera.arch.registry import load_spec
 from kakera.contract.events import EngineStats
 from kakera.plan import weights
-from kakera.plan.budget import make_plan
 from kakera.plan.plan import Plan, Wishes
-from kakera.server.memory_map import bars
-from kakera.server.page_routes import DIRECTORY
-from kakera.server.sensors import CardReading, Reading, Sensors
+from kakera.plan.planner import make_plan
+from kakera.server.operate.memory_map import bars
+from kakera.server.operate.page import DIRECTORY
+from kakera.server.operate.sensors import CardReading, Reading, Sensors
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CPU, CUDA, Target
 

@@ -17,9 +17,9 @@ from kakera.contract.events import Finished, Tokens, Usage
 from kakera.contract.request import Sampling
 from kakera.errors import RequestRefused
 from kakera.server.generate import UNREAD_DELTAS, Generation, Job
-from kakera.server.limits import LOOKS, UNREAD_SECONDS, TimedConnection
-from kakera.server.metrics import Metrics
-from kakera.server.record import RequestRecord
+from kakera.server.http.connection import LOOKS, UNREAD_SECONDS, TimedConnection
+from kakera.server.metrics.prometheus import Metrics
+from kakera.server.metrics.record import RequestRecord
 
 TOKENS = 500
 

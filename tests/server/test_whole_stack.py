@@ -12,7 +12,7 @@ import httpx
 import pytest
 from live_server import free_port
 
-from kakera.run.client import EngineClient
+from kakera.run.process.client import EngineClient
 from kakera.run.scripted import ScriptedRecipe
 from kakera.server.model import ServedModel
 from kakera.server.run import serve

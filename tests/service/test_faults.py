@@ -70,11 +70,11 @@ def test_the_wall_clock_is_shown_to_people_and_decides_nothing() -> None:
     """Durations are of the monotonic clock. Who looks at the other one is listed here, with what it is for."""
     shown = {
         "server/model.py": "created, of a model",
-        "server/chat.py": "created",
-        "server/completions.py": "created",
-        "server/responses.py": "created_at, completed_at",
-        "server/router_routes.py": "timestamp",
-        "server/record.py": "at, of a line on the page",
+        "server/openai/chat.py": "created",
+        "server/openai/completions.py": "created",
+        "server/responses/routes.py": "created_at, completed_at",
+        "server/operate/router.py": "timestamp",
+        "server/metrics/record.py": "at, of a line on the page",
         "chat/template.py": "strftime_now, which templates call",
     }
     found = {

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from kakera.arch.spec import QWEN_NAMES
 from kakera.errors import CheckpointError
-from kakera.weights import trellis
+from kakera.ops.codec import trellis
 from kakera.weights.checkpoint import Checkpoint
 
 CONFIG = {
@@ -227,7 +227,7 @@ def test_a_file_cut_after_opening_is_an_error_and_not_garbage(tmp_path):
 MEASURE = """
 import sys, torch
 from pathlib import Path
-from kakera.weights import codebook
+from kakera.ops.codec import codebook
 from kakera.weights.checkpoint import Checkpoint
 
 def status(key):
@@ -246,6 +246,7 @@ print(loaded, status("VmHWM") - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads peak memory from /proc")
 def test_loading_needs_little_more_than_what_it_loads(tmp_path):
     names = [f"model.layers.{i}.mlp.up_proj" for i in range(3)]
@@ -267,9 +268,9 @@ def test_loading_needs_little_more_than_what_it_loads(tmp_path):
 
 
 def test_decoding_walks_matrices_wider_than_one_block():
-    from kakera.weights import codebook
-    from kakera.weights.coded import CodedLinear
-    from kakera.weights.hadamard import hadamard
+    from kakera.ops.codec import codebook
+    from kakera.ops.codec.coded import CodedLinear
+    from kakera.ops.codec.hadamard import hadamard
 
     coded = CodedLinear(random_code(4224, 256, 4), torch.rand(256) + 0.5, torch.rand(4224) + 0.5, "mcg")
     wq_OI = trellis.decode(coded.code, codebook.table("mcg", torch.float64))

@@ -63,6 +63,7 @@ def test_a_checkpoint_takes_them_for_stored_ones(tmp_path, changes):
     assert from_checkpoint(directory, checkpoint.spec).coded == sum(entries.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"quantization_config": None}])
 def test_64_layers_keep_activations_near_1_and_remember_for_a_sensible_while(tmp_path, changes):
     directory = write_config(tmp_path / "m", **changes, num_hidden_layers=64, random_weights=0)

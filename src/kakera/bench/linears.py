@@ -13,10 +13,10 @@ from kakera.arch.shard import of_rank
 from kakera.arch.spec import ModelSpec
 from kakera.arch.tensors import Tensor as Declared
 from kakera.bench.cuda_time import copies, copy_bytes_per_second, graph_seconds
+from kakera.ops.codec.coded import CodedLinear
 from kakera.ops.int8 import int8_linear
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.sizes import DECODED_BYTES
-from kakera.weights.coded import CodedLinear
 
 FUSED: dict[str, dict[str, tuple[str, ...]]] = {  # linears that are launched together, by kind of block
     "gdn": {"qkv|z": ("in_proj_qkv", "in_proj_z"), "gdn out": ("out_proj",)},

@@ -15,7 +15,7 @@ from torch import Tensor
 from kakera.bench.memory import Held, MemoryTable, Taken, compare_cpu, compare_gpu, compare_host
 from kakera.plan.plan import Plan
 from kakera.run.engine import LocalEngine
-from kakera.run.runner import TorchRunner
+from kakera.run.step.runner import TorchRunner
 from kakera.target.devices import device_bytes_used
 from kakera.target.target import Target
 

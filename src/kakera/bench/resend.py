@@ -27,7 +27,7 @@ from kakera.cache.prefix import PrefixCache
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Request, Sampling
 from kakera.contract.step import RowResult, StepPlan, StepResult
-from kakera.run.messages import Step, decode_from_engine, encode
+from kakera.run.process.messages import Step, decode_from_engine, encode
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 

@@ -7,38 +7,13 @@ A published record may be pinned: a request restores it, or decodes past it. Wha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING, Literal
 
+from kakera.cache.tree import Checkpoint, Kind, Node
 from kakera.contract.grid import PAGE
 
-if TYPE_CHECKING:
-    from kakera.cache.tree import Node
-
-Kind = Literal["system", "branch", "message", "rolling", "grid"]
 # The order in which kinds are kept. Weights one apart are enough: see Checkpoints.victim.
 WORTH: dict[Kind, int] = {"system": 5, "branch": 4, "message": 3, "rolling": 2, "grid": 1}
-
-
-@dataclass(eq=False)
-class Checkpoint:
-    """The state after `position` tokens, stored by the runner under `id`. `node` is None while reserved."""
-
-    id: int
-    position: int
-    kind: Kind
-    node: Node | None = None
-    pins: int = 0
-    credit: int = 0
-    used_at: int = 0
-
-
-@dataclass(eq=False)
-class Sink:
-    """The 16-bit first page that all checkpoints below one child of the root share."""
-
-    id: int
 
 
 class Checkpoints:

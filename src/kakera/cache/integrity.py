@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
+from kakera.cache.prefix import PrefixCache
 from kakera.cache.tree import Node
 from kakera.contract.grid import PAGE
 
-if TYPE_CHECKING:
-    from kakera.cache.prefix import PrefixCache
-
 
 def check_integrity(cache: PrefixCache) -> None:
+    """Assert every invariant of the room's README; slow, for tests."""
     nodes = list(cache.tree.nodes())
     _check_pages(cache, nodes)
     _check_users(cache, nodes)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from kakera.cache.checkpoints import Checkpoint, Sink
-from kakera.cache.tree import Node
+from kakera.cache.tree import Checkpoint, Node, Sink
 
 
 @dataclass(eq=False)

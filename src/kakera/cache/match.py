@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from kakera.cache.checkpoints import Checkpoint
 from kakera.cache.keys import PageKey
-from kakera.cache.tree import Node, PageTree
+from kakera.cache.tree import Checkpoint, Node, PageTree
 from kakera.contract.grid import PAGE
 
 # "": everything the cache knows of this prompt is used. The other reasons are few, so that they can be counted.

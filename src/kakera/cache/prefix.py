@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kakera.cache.checkpoints import WORTH, Checkpoint, Kind, Sink, least_needed
+from kakera.cache.checkpoints import WORTH, least_needed
 from kakera.cache.host import CacheSizes
-from kakera.cache.integrity import check_integrity
 from kakera.cache.keys import PageKey
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match, find_match
-from kakera.cache.room import Room
-from kakera.cache.tree import Node
+from kakera.cache.residency import Residency
+from kakera.cache.tree import Checkpoint, Kind, Node, Sink
 from kakera.contract.events import Flushed
 from kakera.contract.grid import PAGE
 from kakera.contract.request import packed
@@ -30,10 +29,10 @@ class PrefixCache:
     def __init__(self, sizes: CacheSizes, per_path: int = 16) -> None:
         self.sizes = sizes
         self.per_path = per_path
-        self._room = room = Room(sizes)
-        self.tree, self.checkpoints = room.tree, room.checkpoints
-        self.device, self.host, self.host_ids = room.device, room.host, room.host_ids
-        self.counters, self._log = room.counters, room.log
+        self._residency = places = Residency(sizes)
+        self.tree, self.checkpoints = places.tree, places.checkpoints
+        self.device, self.host, self.host_ids = places.device, places.host, places.host_ids
+        self.counters, self._log = places.counters, places.log
         self.leases: set[Lease] = set()
         self.gains = 0
 
@@ -72,8 +71,8 @@ class PrefixCache:
         if match.checkpoint is not None:
             match.checkpoint.pins += 1
             self.checkpoints.refresh(match.checkpoint)
-        self._room.free_device(needed)
-        self._room.promote(asleep)
+        self._residency.free_device(needed)
+        self._residency.promote(asleep)
         owned = [self.device.take() for _ in range(pages - len(held))]
         table = packed([node.device for node in held if node.device is not None] + owned)
         lease = Lease(slot, list(held), table, restored=match.checkpoint)
@@ -93,7 +92,7 @@ class PrefixCache:
         """One more page. False if every page is in use by a running request."""
         if self.available == 0:
             return False
-        self._room.free_device(1)
+        self._residency.free_device(1)
         lease.pages.append(self.device.take())
         return True
 
@@ -117,7 +116,7 @@ class PrefixCache:
         """
         points: list[SavePoint] = []
         for position, kind in sorted(wanted, key=lambda save: (-WORTH[save[1]], -save[0])):
-            if not (self._reserve_sink(lease, kind) and self._room.free_host(kind, "checkpoint")):
+            if not (self._reserve_sink(lease, kind) and self._residency.free_host(kind, "checkpoint")):
                 self.counters["checkpoints_not_saved"] += 1
                 continue
             self.host.take("checkpoint")
@@ -134,7 +133,7 @@ class PrefixCache:
     def _reserve_sink(self, lease: Lease, kind: Kind) -> bool:
         if not self.sizes.windowed or lease.sink is not None or (lease.path and lease.path[0].sink is not None):
             return True
-        if not self._room.free_host(kind, "sink", "checkpoint"):
+        if not self._residency.free_host(kind, "sink", "checkpoint"):
             return False
         self.host.take("sink")
         lease.sink = Sink(self.checkpoints.next_id())
@@ -162,7 +161,7 @@ class PrefixCache:
             lease.path.append(node)
             if node.device is None:
                 self.tree.place(node, lease.pages[i])
-                self._room.drop_host_page(node)
+                self._residency.drop_host_page(node)
             else:
                 self.device.give(lease.pages[i])
                 lease.pages[i] = node.device
@@ -176,9 +175,9 @@ class PrefixCache:
                 node.top.sink, lease.sink = lease.sink, None
             if node.checkpoint is not None:
                 self._prefer(node.checkpoint, record.kind)
-                self._room.forget(record)
+                self._residency.forget(record)
             elif self.sizes.windowed and node.top.sink is None:
-                self._room.forget(record)
+                self._residency.forget(record)
             else:
                 self._attach(lease, record, node)
         lease.reserved.clear()
@@ -187,7 +186,7 @@ class PrefixCache:
     def forfeit(self, lease: Lease) -> None:
         """The step failed, or the request ends: what was reserved is not to be trusted."""
         for record in lease.reserved:
-            self._room.forget(record)
+            self._residency.forget(record)
         lease.reserved.clear()
         self._forfeit_sink(lease)
 
@@ -203,7 +202,7 @@ class PrefixCache:
             if older is not None:
                 older.pins -= 1
                 if older.pins == 0 and older.kind == "rolling":
-                    self._room.drop_checkpoint(older)
+                    self._residency.drop_checkpoint(older)
         self._thin_path(lease.path, node.depth)
 
     def _prefer(self, record: Checkpoint, kind: Kind) -> None:
@@ -220,7 +219,7 @@ class PrefixCache:
             return
         index = least_needed([r.position for r in older], newest.position, [_is_loose(r) for r in older])
         if index is not None:
-            self._room.lose_checkpoint(older[index])
+            self._residency.lose_checkpoint(older[index])
             self.counters["checkpoints_thinned"] += 1
 
     def flush(self) -> Flushed:
@@ -228,18 +227,14 @@ class PrefixCache:
         bytes_before, pages = self.host.used, self.tree.unlocked
         loose = [record for record in self.checkpoints.published.values() if record.pins == 0]
         for record in loose:
-            self._room.drop_checkpoint(record)
-        self._room.free_device(self.device.free + pages)
+            self._residency.drop_checkpoint(record)
+        self._residency.free_device(self.device.free + pages)
         self.gains += 1
         return Flushed(pages, len(loose), bytes_before - self.host.used)
 
-    def check_integrity(self) -> None:
-        """Assert every invariant of the package README; slow, for tests and for idle moments."""
-        check_integrity(self)
-
     def _forfeit_sink(self, lease: Lease) -> None:
         if lease.sink is not None:
-            self._room.drop_sink(lease.sink)
+            self._residency.drop_sink(lease.sink)
             lease.sink = None
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
-from kakera.cache.checkpoints import Checkpoint, Sink
 from kakera.cache.keys import PageKey
+
+Kind = Literal["system", "branch", "message", "rolling", "grid"]
 
 _REMEMBERED = 65_536  # removed nodes remembered to tell "evicted" from "never seen"
 
@@ -52,6 +55,26 @@ class Node:
         self.lost_checkpoint = False  # there was one; it was evicted
         self.sink: Sink | None = None  # depth 1 only
         self.checkpoints_below = 0  # depth 1 only: published records in the subtree, this node's included
+
+
+@dataclass(eq=False)
+class Checkpoint:
+    """The state after `position` tokens, stored by the runner under `id`. `node` is None while reserved."""
+
+    id: int
+    position: int
+    kind: Kind
+    node: Node | None = None
+    pins: int = 0
+    credit: int = 0
+    used_at: int = 0
+
+
+@dataclass(eq=False)
+class Sink:
+    """The 16-bit first page that all checkpoints below one child of a root share."""
+
+    id: int
 
 
 class PageTree:

@@ -160,7 +160,7 @@ def _grid(
     from kakera.bench import tables
     from kakera.bench.engine import EngineBench
     from kakera.bench.memory_watch import MemoryWatch
-    from kakera.plan.model_plan import plan_for
+    from kakera.plan.planner import plan_for
     from kakera.run.build import build_engine
 
     if plot:
@@ -225,7 +225,7 @@ def figures(
 def _plan_of(model: str, wishes: Wishes) -> Plan | None:
     """The plan that a server on this machine makes, too; None for a script, which has no memory to plan."""
     from kakera.cli.model import resolve_model
-    from kakera.plan.model_plan import plan_for
+    from kakera.plan.planner import plan_for
 
     found = resolve_model(model)
     return None if found.scripted else plan_for(found.path, wishes)

@@ -24,8 +24,8 @@ def calibrate(
     from kakera.errors import UsageError
     from kakera.evaluate.session import open_forced
     from kakera.evaluate.windows import cut_held_out
-    from kakera.kv.calibration import Recorder
     from kakera.plan.plan import Wishes
+    from kakera.quantize.kv_calibration import Recorder
     from kakera.text.tokenizer import Tokenizer
 
     found = resolve_model(model)

@@ -33,9 +33,9 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
         return ScriptedRecipe(model.path)
     from kakera.cli.last_plan import compare_with_last
     from kakera.plan.budget import cautions
-    from kakera.plan.model_plan import plan_and_speed
+    from kakera.plan.planner import plan_and_speed
     from kakera.plan.table import summary
-    from kakera.run.recipe import EngineRecipe
+    from kakera.run.process.recipe import EngineRecipe
     from kakera.target.devices import resolve_to_compute
 
     machine = resolve_to_compute(wishes.gpus)
@@ -51,7 +51,7 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
     from dataclasses import replace
 
     from kakera.errors import UsageError
-    from kakera.run.recipe import EngineRecipe, Recording
+    from kakera.run.process.recipe import EngineRecipe, Recording
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--record: a scripted model computes nothing that could be replayed")
@@ -60,7 +60,7 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
 
 def stall_limit_for(model: Model, wishes: Wishes, machine: Machine) -> float:
     """Seconds without progress after which the engine hangs."""
-    from kakera.plan.model_plan import plan_and_speed
+    from kakera.plan.planner import plan_and_speed
     from kakera.service.limits import STALL_LEAST, stall_seconds
 
     return STALL_LEAST if model.scripted else stall_seconds(*plan_and_speed(model.path, wishes, machine))
@@ -68,7 +68,7 @@ def stall_limit_for(model: Model, wishes: Wishes, machine: Machine) -> float:
 
 def bounds_for(model: Model, wishes: Wishes) -> Bounds:
     """Seconds and bytes of a service with this model. Raises PlanRefused."""
-    from kakera.plan.model_plan import plan_and_speed
+    from kakera.plan.planner import plan_and_speed
     from kakera.service.limits import SCRIPTED_BOUNDS, bounds, file_bytes
     from kakera.target.devices import resolve_to_compute
 

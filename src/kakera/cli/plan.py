@@ -16,7 +16,8 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
 
     from kakera.cli.model import shape_of
     from kakera.errors import PlanRefused
-    from kakera.plan.budget import cautions, make_plan
+    from kakera.plan.budget import cautions
+    from kakera.plan.planner import make_plan
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
     from kakera.target.devices import resolve

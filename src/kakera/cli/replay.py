@@ -10,7 +10,7 @@ import typer
 from kakera.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from kakera.run.replay import Difference, Report
+    from kakera.run.recording.replay import Difference, Report
 
 SHOWN = 20  # differences; --json has them all
 
@@ -34,11 +34,11 @@ def replay(
     from kakera.cli.model import resolve_model
     from kakera.contract.recording import read_recording
     from kakera.errors import UsageError
-    from kakera.plan.model_plan import plan_for
     from kakera.plan.plan import Wishes
+    from kakera.plan.planner import plan_for
     from kakera.run.build import build_engine
-    from kakera.run.replay import Replay
-    from kakera.run.runner import TorchRunner
+    from kakera.run.recording.replay import Replay
+    from kakera.run.step.runner import TorchRunner
 
     header, steps = read_recording(file)
     recorded = list(steps)

@@ -62,7 +62,7 @@ def serve(
     from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
     from kakera.errors import UsageError
-    from kakera.server.access import Access
+    from kakera.server.http.access import Access
     from kakera.service.instance import Holder
     from kakera.service.notify import Notifier
     from kakera.service.predecessor import wait_for
@@ -91,13 +91,13 @@ def serve(
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:
-        from kakera.run.client import EngineClient
+        from kakera.run.process.client import EngineClient
 
         notifier.send(f"STATUS=loading {name}")
         starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=not machine.target.has_cards))
         await asyncio.sleep(0)  # the engine's process loads while this one imports the web server, a second's work
         from kakera.server.run import serve as serve_engine
-        from kakera.service.watchdog import attendant, first_token
+        from kakera.server.watchdog import attendant, first_token
 
         engine = await starting
         try:
@@ -169,7 +169,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
 
 
 def warn_if_open(host: str, port: int, keys: tuple[str, ...]) -> None:
-    from kakera.server.access import is_loopback
+    from kakera.server.http.access import is_loopback
 
     if not keys and not is_loopback(host):
         say(

@@ -155,7 +155,7 @@ def serve_options(
 
 def access_options(host: str, allowed_hosts: list[str], origins: list[str]) -> tuple[str, ...]:
     """Raises UsageError here rather than at every boot."""
-    from kakera.server.access import Access
+    from kakera.server.http.access import Access
 
     Access.when_bound(host, allowed_hosts=tuple(allowed_hosts), origins=tuple(origins))
     given = [("--allowed-host", name) for name in allowed_hosts] + [("--cors-origin", origin) for origin in origins]

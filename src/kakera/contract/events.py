@@ -70,7 +70,6 @@ class Finished:
 
 
 Event = Tokens | PromptLogprobs | Progress | Finished
-FINAL_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.plan.model_plan import plan_for
 from kakera.plan.plan import Wishes
+from kakera.plan.planner import plan_for
 from kakera.run.build import build_engine, check_cards
 from kakera.run.engine import LocalEngine
 from kakera.target.as_torch import DTYPES

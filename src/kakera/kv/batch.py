@@ -1,7 +1,7 @@
 """One forward pass's input as tensors: spans of tokens, one a sequence, laid flat one behind the other.
 
 Built by run/ from a StepPlan, read by model/ and by attention. Shape letters: T tokens of the whole pass, H hidden,
-L layers, S slots, P pages (see docs/architecture.md for the legend).
+L layers, S slots, P pages (see docs/developers/architecture.md for the legend).
 """
 
 from __future__ import annotations

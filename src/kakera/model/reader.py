@@ -17,14 +17,14 @@ from kakera.arch.spec import EMBEDDING, LM_HEAD
 from kakera.arch.tensors import Tensor as Declared
 from kakera.model.coded import CodedProjection, Int8Embedding, Int8Projection
 from kakera.model.linear import Embedding, EmbeddingMap, Linear, LinearMap, fused
+from kakera.ops.codec.coded import CodedLinear
+from kakera.ops.codec.hadamard import BLOCK
 from kakera.ops.int8 import COLUMN_STEP, ROW_STEP
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.sizes import decoded_bytes
 from kakera.target.as_torch import name_of, target_of
 from kakera.target.kernels import keeps_codes
 from kakera.weights.checkpoint import Checkpoint
-from kakera.weights.coded import CodedLinear
-from kakera.weights.hadamard import BLOCK
 
 TRELLIS = ("escha", "exl3")
 Tensors = Mapping[str, Declared]  # by canonical name

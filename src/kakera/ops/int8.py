@@ -1,6 +1,6 @@
 """Int8 rows on a GPU: a linear (the head of an Escha checkpoint) and a look-up (its embedding).
 
-Reference of both: `kakera.weights.int8.decode`.
+Reference of both: `int8_weight`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from kakera.ops.cuda.compiler import kernel
 from kakera.target.as_torch import HALVES
-from kakera.weights.int8 import decode
 
 FEW_ROWS = 32
 MANY_ROWS = 704  # from here on decoding is faster: 13 ms for 248,320 x 5,120 on an H200, passes of 32 rows 0.6 each
 PIECE_ROWS = 8192  # output channels decoded at a time: 84 MB in 16 bit at 5,120 inputs
 ROW_STEP = 16  # output channels of a warp
 COLUMN_STEP = 64  # input channels of a warp's step
+ROW_BLOCK_VALUES = 4 << 20  # decoded at a time: bounds the fp32 temporary to 16 MiB
 
 
 class _Launch(ctypes.Structure):
@@ -26,6 +26,16 @@ class _Launch(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("x", "weight", "scale", "y")),
         *((name, ctypes.c_int) for name in ("rows", "inputs", "outputs", "x_stride", "y_stride", "pad")),
     ]
+
+
+def int8_weight(q_OI: Tensor, scale_O: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weight [O, I] in `dtype`, after the format's rounding to fp16."""
+    weight_OI = torch.empty(q_OI.shape, dtype=dtype, device=q_OI.device)
+    rows = max(1, ROW_BLOCK_VALUES // max(1, q_OI.shape[1]))
+    for start in range(0, q_OI.shape[0], rows):
+        block = slice(start, start + rows)
+        weight_OI[block] = (q_OI[block].float() * scale_O[block, None].float()).half()
+    return weight_OI
 
 
 def int8_linear(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor) -> Tensor:
@@ -44,7 +54,7 @@ def int8_linear(x_TI: Tensor, q_OI: Tensor, scale_O: Tensor) -> Tensor:
     if len(x_TI) >= MANY_ROWS:
         for first in range(0, outputs, PIECE_ROWS):
             piece = slice(first, first + PIECE_ROWS)
-            torch.mm(x_TI, decode(q_OI[piece], scale_O[piece], x_TI.dtype).t(), out=y_TO[:, piece])
+            torch.mm(x_TI, int8_weight(q_OI[piece], scale_O[piece], x_TI.dtype).t(), out=y_TO[:, piece])
         return y_TO
     for start in range(0, len(x_TI), FEW_ROWS):
         _few(x_TI[start : start + FEW_ROWS], q_OI, scale_O, y_TO[start : start + FEW_ROWS])

@@ -1,7 +1,8 @@
 """Trellis-coded linears on NVIDIA GPUs: y = x W, W staying coded. Reference: `CodedLinear.forward`.
 
 Up to FEW_ROWS rows: the codes are decoded inside the product, in registers; a wider batch takes several passes, until
-decoding W once to 16 bit and a library's product are faster (MANY_ROWS). docs/performance/trellis.md has the numbers.
+decoding W once to 16 bit and a library's product are faster (MANY_ROWS). docs/developers/performance/trellis.md has
+the numbers.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.ops.codec.coded import CodedLinear
 from kakera.ops.cuda.compiler import Kernel, kernel
 from kakera.target.as_torch import HALVES
-from kakera.weights.coded import CodedLinear
 
 FEW_ROWS = 32
 MANY_ROWS = 65  # three passes of 32 rows take as long as decoding once, and twice the launches

@@ -1,4 +1,4 @@
-"""make_plan: model + machine + wishes -> a Plan that fits, or PlanRefused. Pure arithmetic, nothing allocated.
+"""draft: model + machine + wishes -> a Plan, and what is left over or missing. Pure arithmetic, nothing allocated.
 
 Order of the decisions: what must be there (weights, slots, scratch, runtime, one request of the full length, the
 checkpoint store) is added up first; memory left over becomes more KV pages, up to a full context for every slot.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from kakera.arch.shard import can_share, of_rank
 from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE, pages_for
-from kakera.errors import PlanRefused, UsageError
+from kakera.errors import UsageError
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.placement import must, part_rows, place
 from kakera.plan.plan import Place, Plan, PlanRow, Wishes
@@ -50,16 +50,6 @@ class Draft:
     @property
     def fits(self) -> bool:
         return self.room >= 0 and self.host_room >= 0
-
-
-def make_plan(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Plan:
-    """The plan for these wishes. Raises PlanRefused (table and ways out in the text), UsageError for a wrong wish."""
-    found = draft(spec, wishes, machine, weights)
-    if found.fits:
-        return found.plan
-    from kakera.plan.advice import refusal  # advice plans again, so it imports this module
-
-    raise PlanRefused(*refusal(found, wishes, machine, weights))
 
 
 def draft(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:

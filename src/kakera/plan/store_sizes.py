@@ -66,7 +66,8 @@ class StoreSizes:
     @property
     def pinned_bytes(self) -> int:
         """What the machine gives for it."""
-        return sum(1 << max(0, blocks * self.block - 1).bit_length() for blocks in self.segments)
+        full, rest = divmod(self.blocks, self.per_segment)
+        return full * _pinned(self.per_segment * self.block) + (_pinned(rest * self.block) if rest else 0)
 
     @property
     def place_bytes(self) -> int:
@@ -79,6 +80,11 @@ def fitting(limit: int) -> int:
     if limit >= SEGMENT_BYTES:
         return limit // SEGMENT_BYTES * SEGMENT_BYTES
     return 1 << limit.bit_length() - 1 if limit > 0 else 0
+
+
+def _pinned(size: int) -> int:
+    """The power of two that the allocator gives for `size` bytes."""
+    return 1 << max(0, size - 1).bit_length()
 
 
 def _up(size: int, multiple: int) -> int:

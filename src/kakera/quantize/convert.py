@@ -14,16 +14,18 @@ from torch import Tensor
 
 from kakera.arch.spec import EMBEDDING
 from kakera.errors import CheckpointError, UsageError
-from kakera.quantize import dialect, viterbi
+from kakera.ops.codec import codebook
+from kakera.ops.codec.hadamard import BLOCK
+from kakera.ops.int8 import int8_weight
+from kakera.quantize import dialect, tail_biting
 from kakera.quantize.linear import CODEBOOK, encode_linear, relative_error
 from kakera.quantize.recipe import Recipe, kinds_of
 from kakera.quantize.report import LinearReport, Progress, Reporter, Summary
 from kakera.quantize.transform import Encoder
 from kakera.quantize.writer import Workspace, copy_companions, write_json, write_shards
-from kakera.weights import codebook, int8
+from kakera.weights import int8
 from kakera.weights.checkpoint import Checkpoint
 from kakera.weights.files import StoredTensor
-from kakera.weights.hadamard import BLOCK
 from kakera.weights.leaves import Leaves
 
 INT8_KINDS = ("embedding", "head")
@@ -121,7 +123,7 @@ def _quantize(
     weight_OI = checkpoint.linear(job.module, job.out_channels, job.in_channels, torch.float32, device)
     if not job.coded:
         q_OI, scale_O = int8.encode(weight_OI)
-        decoded_OI = int8.decode(q_OI, scale_O, torch.float32)
+        decoded_OI = int8_weight(q_OI, scale_O, torch.float32)
         return {int8.MARK: q_OI, int8.SCALE: scale_O}, relative_error(decoded_OI, weight_OI)
     seed = hashlib.sha256(f"{recipe.seed} {job.module}".encode()).digest()
     coded, error = encode_linear(weight_OI, job.bits, int.from_bytes(seed[:7], "little"), encode)
@@ -156,7 +158,7 @@ def _write_configs(
 
 
 def _search(table: Tensor, targets: Tensor, bits: int) -> Tensor:
-    return viterbi.encode(targets, table, bits)
+    return tail_biting.encode(targets, table, bits)
 
 
 def _digest(checkpoint: Checkpoint, recipe: Recipe) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kakera.ops.codec.codebook import MCG_MULTIPLIER
+from kakera.ops.codec.coded import CodedLinear
 from kakera.quantize.recipe import Format, Recipe
 from kakera.weights import int8
-from kakera.weights.codebook import MCG_MULTIPLIER
-from kakera.weights.coded import CodedLinear
 from kakera.weights.files import StoredTensor
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.ops.codec import codebook, trellis
+from kakera.ops.codec.coded import CodedLinear
+from kakera.ops.codec.hadamard import BLOCK
 from kakera.quantize.transform import Encoder, Scales, channel_scales, search_scale, with_scale
-from kakera.weights import codebook, trellis
-from kakera.weights.coded import CodedLinear
-from kakera.weights.hadamard import BLOCK
 
 CODEBOOK: codebook.Name = "mcg"  # the one that both formats read
 BLOCK_WEIGHTS = 1 << 21  # 8,192 tiles at a time: fills a GPU, bounds temporaries to a few hundred MB

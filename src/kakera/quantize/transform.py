@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kakera.weights.hadamard import BLOCK, hadamard
+from kakera.ops.codec.hadamard import BLOCK, hadamard
 
 Encoder = Callable[[Tensor, int], Tensor]
 """(targets fp32 [tiles, 256] in stream order, bits) -> states int32 [tiles, 256]."""

@@ -1,39 +1,19 @@
-"""The best tail-biting path through the trellis for a tile of 256 weights: the encoder's inner search.
+"""The search for the best path through the trellis of a tile, one pass in plain torch: reference and fallback.
 
 The state after weight i is s_i = ((s_{i-1} << K) | symbol) & 0xFFFF and costs (value[s_i] - x_i)^2. What the past can
 still influence is only the low 16 - K bits of the last state, so 2^(16-K) path costs are alive ("ends" below), each
-extended by 2^K branches: 65,536 branches a step whatever K is.
-
-Tail-biting (the first state continues the last one) is found in two passes, as the EXL3 quantiser does: an
-unconstrained pass over the tile rolled by half, to learn the state at the seam, then the real order with both ends
-fixed to it. Plain torch here is the reference and the fallback; `viterbi_triton` is the same search as one kernel.
+extended by 2^K branches: 65,536 branches a step whatever K is. `viterbi_triton` is the same search as one kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from kakera.ops.codec.trellis import STATE_BITS, WEIGHTS
 from kakera.target.as_torch import target_of
-from kakera.weights.trellis import STATE_BITS, WEIGHTS
 
-HALF = WEIGHTS // 2
 UNREACHABLE = 1e30
-Search = Callable[[Tensor, Tensor | None, Tensor, int], Tensor]
-"""(targets fp32 [tiles, 256], seam int32 [tiles] or None, codebook fp32 [65536], bits) -> states int32 [tiles, 256]."""
-
-
-def encode(targets: Tensor, table: Tensor, bits: int, search: Search | None = None) -> Tensor:
-    """States int32 [tiles, 256] whose values are the nearest tail-biting path to targets [tiles, 256] (stream order).
-
-    `table` holds the 65,536 codebook values in fp32. `search` defaults to the Triton kernel on CUDA where Triton is
-    importable, else to `search_torch`.
-    """
-    search = search or _best_search(targets.device)
-    rolled = search(targets.roll(-HALF, -1).contiguous(), None, table, bits)
-    return search(targets.contiguous(), rolled[:, HALF] >> bits, table, bits)
 
 
 def search_torch(targets: Tensor, seam: Tensor | None, table: Tensor, bits: int) -> Tensor:
@@ -99,13 +79,3 @@ def _batch_tiles(device: torch.device, bits: int) -> int:
         return 8
     bytes_per_tile = WEIGHTS * (1 << (STATE_BITS - bits)) + 8 * 4 * (1 << STATE_BITS)
     return max(1, min(4096, torch.cuda.mem_get_info(device)[0] // 4 // bytes_per_tile))
-
-
-def _best_search(device: torch.device) -> Search:
-    if not target_of(device).has_cards:
-        return search_torch
-    try:
-        from kakera.quantize.viterbi_triton import search_triton
-    except ImportError:
-        return search_torch
-    return search_triton

@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kakera.ops.codec import codebook
+from kakera.ops.codec.trellis import STATE_BITS, WEIGHTS
 from kakera.quantize.viterbi import UNREACHABLE
 from kakera.target.as_torch import target_of
-from kakera.weights import codebook
-from kakera.weights.trellis import STATE_BITS, WEIGHTS
 
 PROGRAMS_PER_PROCESSOR = 4  # resident at K = 2: 8 warps of 59 registers (sm_90); more would only cost scratch
 BLOCK_ENDS = 1024  # path costs extended at a time, 4 a thread; 2048 needs 122 to 254 registers and halves occupancy

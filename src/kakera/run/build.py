@@ -26,16 +26,16 @@ from kakera.model.state import StatePool
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
-from kakera.run.chooser import Chooser
+from kakera.run.choose.chooser import Chooser
 from kakera.run.engine import LocalEngine
-from kakera.run.graphs import DecodeGraphs
-from kakera.run.page_tables import PageTables
-from kakera.run.pinned_store import PinnedStore, pinned_segments
-from kakera.run.runner import TorchRunner
-from kakera.run.side_stream import SideStream
-from kakera.run.starting import Tell
-from kakera.run.store import CheckpointShape, HostStore, Store
-from kakera.run.warmup import warm_up
+from kakera.run.process.starting import Tell
+from kakera.run.step.graphs import DecodeGraphs
+from kakera.run.step.page_tables import PageTables
+from kakera.run.step.runner import TorchRunner
+from kakera.run.step.warmup import warm_up
+from kakera.run.store.host import CheckpointShape, HostStore, Store
+from kakera.run.store.pinned import PinnedStore, pinned_segments
+from kakera.run.store.side_stream import SideStream
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 from kakera.target.as_torch import DTYPES, activation_of, is_there

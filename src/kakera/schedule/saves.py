@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kakera.cache.checkpoints import WORTH, Kind
+from kakera.cache.checkpoints import WORTH
+from kakera.cache.tree import Kind
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Boundary
 

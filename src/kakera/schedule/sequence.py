@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from kakera.cache.checkpoints import Kind
 from kakera.cache.keys import PageKey, page_keys
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match
+from kakera.cache.tree import Kind
 from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
 from kakera.contract.grid import PAGE
 from kakera.contract.request import NO_LIMIT, Request, packed

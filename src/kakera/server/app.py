@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 
 from fastapi import FastAPI
 from fastapi.responses import PlainTextResponse, Response
@@ -14,25 +15,27 @@ from starlette.requests import Request
 from kakera import __version__
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
-from kakera.server.access import OPEN, Access
-from kakera.server.chat import chat_routes
-from kakera.server.completions import completion_routes
-from kakera.server.errors import Defects, Refusals, install_handlers
-from kakera.server.guard import Guard
-from kakera.server.health import EngineWatch, health_routes
-from kakera.server.intake import Intake
-from kakera.server.limits import BODY_SECONDS, RequestLimits
-from kakera.server.limits import body_limit as largest_body
-from kakera.server.messages import messages_routes
+from kakera.server.anthropic.routes import messages_routes
+from kakera.server.http.access import OPEN, Access
+from kakera.server.http.errors import Defects, Refusals, install_handlers
+from kakera.server.http.guard import Guard
+from kakera.server.http.intake import Intake
+from kakera.server.http.openapi import ERRORS, JSON_ERRORS
+from kakera.server.http.request_limits import BODY_SECONDS, RequestLimits
+from kakera.server.http.request_limits import body_limit as largest_body
+from kakera.server.http.sse import CLIENT_CLOSED_REQUEST, ClientLeft
+from kakera.server.metrics.record import record_refusal
 from kakera.server.model import ServedModel
-from kakera.server.openapi import ERRORS, JSON_ERRORS
-from kakera.server.page_routes import page_routes
-from kakera.server.responses import responses_routes
-from kakera.server.router_routes import router_routes
+from kakera.server.openai.chat import chat_routes
+from kakera.server.openai.completions import completion_routes
+from kakera.server.openai.models import text_routes
+from kakera.server.operate.health import health_routes
+from kakera.server.operate.page import PATHS, page_routes
+from kakera.server.operate.router import router_routes
+from kakera.server.operate.status import status_routes
+from kakera.server.responses.routes import responses_routes
 from kakera.server.service import Service
-from kakera.server.sse import CLIENT_CLOSED_REQUEST, ClientLeft
-from kakera.server.status import status_routes
-from kakera.server.text_routes import text_routes
+from kakera.server.watch import EngineWatch
 
 
 def create_app(
@@ -51,7 +54,7 @@ def create_app(
     watch = watch or EngineWatch(engine)
     body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest)
     service = Service(engine, model, watch, Intake(body_limit))
-    refusals = Refusals(service.metrics)
+    refusals = Refusals(partial(record_refusal, service.metrics))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -95,7 +98,7 @@ def create_app(
 
     app.add_middleware(Defects, refusals=refusals)
     app.add_middleware(RequestLimits, body_bytes=body_limit, body_seconds=body_seconds, refusals=refusals)
-    app.add_middleware(Guard, access=access, refusals=refusals)
+    app.add_middleware(Guard, access=access, open_paths=("/health", "/metrics", *PATHS), refusals=refusals)
     if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key
         app.add_middleware(
             CORSMiddleware, allow_origins=access.origins, allow_methods=["GET", "POST"], allow_headers=["*"]

@@ -27,7 +27,7 @@ from kakera.contract.events import (
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
-from kakera.server.record import RequestRecord
+from kakera.server.metrics.record import RequestRecord
 from kakera.text.detokenize import Detokenizer
 from kakera.text.stops import StopMatcher
 from kakera.text.tokenizer import Tokenizer
@@ -253,17 +253,13 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """Of all choices together: the prompt counts once, as does what was cached of it."""
-        return choices_usage(self.usages)
-
-
-def choices_usage(usages: list[Usage]) -> Usage:
-    if not usages:
-        return Usage(0, 0, 0)
-    return replace(
-        usages[0],
-        cached_tokens=min(usage.cached_tokens for usage in usages),
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-    )
+        if not self.usages:
+            return Usage(0, 0, 0)
+        return replace(
+            self.usages[0],
+            cached_tokens=min(usage.cached_tokens for usage in self.usages),
+            completion_tokens=sum(usage.completion_tokens for usage in self.usages),
+        )
 
 
 def join_usage(usages: list[Usage]) -> Usage:

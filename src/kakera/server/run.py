@@ -13,12 +13,12 @@ import uvicorn
 from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
-from kakera.run.process import settle, show_crashes
-from kakera.server.access import OPEN, Access
+from kakera.run.process.engine_process import settle, show_crashes
 from kakera.server.app import create_app
-from kakera.server.health import STALL_SECONDS, EngineWatch
-from kakera.server.limits import CONNECTIONS, allow_open_files
+from kakera.server.http.access import OPEN, Access
+from kakera.server.http.connection import CONNECTIONS, allow_open_files
 from kakera.server.model import ServedModel
+from kakera.server.watch import STALL_SECONDS, EngineWatch
 
 log = logging.getLogger(__name__)
 FINISH_SECONDS = 3  # for running requests to end by themselves when the server is told to stop

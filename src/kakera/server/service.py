@@ -11,13 +11,13 @@ from fastapi import Request
 
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
+from kakera.server.fields import RequestBody
 from kakera.server.generate import Generation, Job
-from kakera.server.health import EngineWatch
-from kakera.server.intake import Intake
-from kakera.server.metrics import Metrics
+from kakera.server.http.intake import Intake
+from kakera.server.metrics.prometheus import Metrics
+from kakera.server.metrics.record import RequestRecord
 from kakera.server.model import ServedModel
-from kakera.server.record import RequestRecord
-from kakera.server.schema import Body, unknown_fields
+from kakera.server.watch import EngineWatch
 
 log = logging.getLogger(__name__)
 MAX_NAMES = 1000  # of unknown fields remembered; a client that invents names must not fill memory
@@ -43,9 +43,10 @@ class Service:
                 param="model",
             )
 
-    def note_unknown_fields(self, body: Body) -> None:
-        """Say once per name that a field has no effect."""
-        for name in unknown_fields(body)[:MAX_NAMES]:
+    def check(self, body: RequestBody) -> None:
+        """What all dialects check. Says once per name that a field has no effect; raises as `check_model` does."""
+        self.check_model(body.model)
+        for name in list(body.model_extra or ())[:MAX_NAMES]:
             self.note(name, f"request field {name[:100]!r} is not known and has no effect")
 
     def note(self, key: str, message: str) -> None:

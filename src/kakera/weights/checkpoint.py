@@ -13,8 +13,8 @@ from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
 from kakera.arch.weigh import Entry
 from kakera.errors import CheckpointError
+from kakera.ops.codec.coded import CodedLinear
 from kakera.weights import escha, exl3, int8, plain, synthetic
-from kakera.weights.coded import CodedLinear
 from kakera.weights.files import stored_tensors
 from kakera.weights.leaves import Leaves
 

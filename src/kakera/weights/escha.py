@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kakera.errors import CheckpointError
-from kakera.weights.coded import CodedLinear
+from kakera.ops.codec.coded import CodedLinear
 from kakera.weights.exl3 import code_bits
 from kakera.weights.leaves import Leaves
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kakera.errors import CheckpointError
-from kakera.weights import codebook
-from kakera.weights.coded import CodedLinear
+from kakera.ops.codec import codebook
+from kakera.ops.codec.coded import CodedLinear
 from kakera.weights.leaves import Leaves
 
 MARK = "trellis"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.ops.int8 import int8_weight
 from kakera.weights.leaves import Leaves
 
 MARK = "weight_int8"
 SCALE = "weight_scale"
 LEAVES = (MARK, SCALE, "bias")
-ROW_BLOCK_VALUES = 4 << 20  # decoded at a time: bounds the fp32 temporary to 16 MiB
 
 
 def shape(leaves: Leaves) -> tuple[int, ...]:
@@ -29,16 +29,6 @@ def read_rows(leaves: Leaves, out_channels: int, in_channels: int, device: str |
     return q_OI, scale_O
 
 
-def decode(q_OI: Tensor, scale_O: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weight [O, I] in `dtype`, after the format's rounding to fp16."""
-    weight_OI = torch.empty(q_OI.shape, dtype=dtype, device=q_OI.device)
-    rows = max(1, ROW_BLOCK_VALUES // max(1, q_OI.shape[1]))
-    for start in range(0, q_OI.shape[0], rows):
-        block = slice(start, start + rows)
-        weight_OI[block] = (q_OI[block].float() * scale_O[block, None].float()).half()
-    return weight_OI
-
-
 def encode(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     """Codes int8 [O, I] and scales fp16 [O] of a weight: the largest magnitude of a row becomes 127."""
     weight_OI = weight_OI.float()
@@ -49,4 +39,4 @@ def encode(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
 
 def read(leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
     """Weight [O, I]."""
-    return decode(*read_rows(leaves, out_channels, in_channels, device), dtype)
+    return int8_weight(*read_rows(leaves, out_channels, in_channels, device), dtype)

@@ -107,15 +107,20 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kakera" / "kernels"
 
 
-def cached_cubin(name: str, defines: tuple[str, ...], arch: str, directory: Path) -> bytes:
-    """Machine code of NAME.cu for `arch`, kept in `directory` by a hash of sources, options and NVRTC's version."""
+def cache_name(name: str, defines: tuple[str, ...], arch: str) -> str:
+    """Names what compiling NAME.cu gives: a hash of sources, options and NVRTC's version."""
     from cuda.bindings import nvrtc
 
     _, major, minor = nvrtc.nvrtcVersion()
     digest = hashlib.sha256(repr((defines, arch, OPTIONS, major, minor)).encode())
     for path in (SOURCES / f"{name}.cu", *_headers()):
         digest.update(path.read_bytes())
-    path = directory / f"{name}-{arch}-{digest.hexdigest()[:24]}.cubin"
+    return f"{name}-{arch}-{digest.hexdigest()[:24]}"
+
+
+def cached_cubin(name: str, defines: tuple[str, ...], arch: str, directory: Path) -> bytes:
+    """Machine code of NAME.cu for `arch`, kept in `directory` under its `cache_name`."""
+    path = directory / f"{cache_name(name, defines, arch)}.cubin"
     if path.is_file():
         return path.read_bytes()
     cubin = compile_source(name, defines, arch).cubin

@@ -1,0 +1,60 @@
+"""EngineRecipe: what the engine process needs to build its engine. Imports no torch, so that a server holds none."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kakera.errors import UsageError
+from kakera.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from kakera.run.engine import LocalEngine
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where steps are recorded, and under which name of the model. `prompts`: with the tokens as they are."""
+
+    path: Path
+    model: str
+    prompts: bool
+
+
+@dataclass(frozen=True)
+class EngineRecipe:
+    """A picklable build function, which shows on stderr how far it has come."""
+
+    directory: Path
+    plan: Plan
+    recording: Recording | None = None
+
+    def __call__(self) -> LocalEngine:
+        """Raises CheckpointError, UsageError."""
+        from kakera.run.build import build_engine
+        from kakera.run.process.starting import start_progress
+
+        with start_progress() as progress:
+            engine = build_engine(self.directory, self.plan, progress=progress, grammars=True)
+        if self.recording is not None:
+            record(engine, self.plan, self.recording)
+        return engine
+
+
+def record(engine: LocalEngine, plan: Plan, recording: Recording) -> None:
+    """From now on every step of the engine goes to the file, too. Raises UsageError if it can not be written."""
+    from kakera import __version__
+    from kakera.contract.recording import VERSION, Header, Recorder
+    from kakera.run.recording.record import RecordingRunner
+    from kakera.run.step.runner import TorchRunner
+
+    assert isinstance(engine.runner, TorchRunner)
+    wishes = asdict(plan.wishes())
+    header = Header(
+        VERSION, __version__, recording.model, wishes, plan.spec.vocab, plan.pages, prompts=recording.prompts
+    )
+    try:
+        engine.runner = RecordingRunner(engine.runner, Recorder(recording.path, header))
+    except OSError as error:
+        raise UsageError(f"--record {recording.path}: {error.strerror}") from None

@@ -1,0 +1,65 @@
+"""RecordingRunner: a runner whose steps go to a file as well. What can not be written ends the recording only."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kakera.contract.grid import PAGE
+from kakera.contract.recording import Recorder
+from kakera.contract.step import SamplingInput, Segment, StepPlan, StepResult
+from kakera.run.interface import NOTHING_SAMPLED
+from kakera.run.step.runner import TorchRunner
+from kakera.target.as_torch import target_of
+
+log = logging.getLogger(__name__)
+HASH_BYTES = 8
+
+
+class RecordingRunner:
+    """Executes by `runner`. On a CPU, where the same step gives the same bits, rows leave hashes of it."""
+
+    def __init__(self, runner: TorchRunner, recorder: Recorder):
+        self.runner = runner
+        self._recorder: Recorder | None = recorder
+
+    def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
+        if self._recorder is None:
+            return self.runner.execute(plan, sampling)
+        before = {name: replace(given, context=array("i", given.context)) for name, given in sampling.items()}
+        result = self.runner.execute(plan, sampling)
+        try:
+            self._recorder.add(plan, before, result, prints(self.runner, plan.rows))
+            if self._recorder.full:
+                log.warning("the recording has its full size and ends at step %d", plan.step)
+                self._recorder = None
+        except OSError as error:
+            log.warning("the recording ends at step %d: %s", plan.step, error.strerror)
+            self._recorder = None
+        return result
+
+
+def prints(runner: TorchRunner, rows: Iterable[Segment]) -> list[bytes]:
+    """Of each row: hashes of its slot's recurrent state and of the pages it completed. None on a GPU, whose bits are
+    not the same twice."""
+    if target_of(runner.device).has_cards:
+        return []
+    return [_hash(runner.states.of(row.slot)) + _hash(complete_pages(runner, row)) for row in rows]
+
+
+def complete_pages(runner: TorchRunner, row: Segment) -> tuple[Tensor, ...]:
+    """The pages that end within the row: behind the last token of another lies whatever was there."""
+    return runner.kv.store.read_pages(runner.tables.of(row)[row.start // PAGE : row.end // PAGE])
+
+
+def _hash(tensors: Iterable[Tensor]) -> bytes:
+    found = hashlib.blake2b(digest_size=HASH_BYTES)
+    for tensor in tensors:
+        found.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return found.digest()

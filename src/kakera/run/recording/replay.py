@@ -1,0 +1,172 @@
+"""Replay of a recording: the same steps on a model again, what comes of them beside what came then, hits beside cold.
+
+A wrong answer behind a hit is a state, a window or a page that is not what computing the prefix gives. So each time a
+recorded step restores a checkpoint, the prefix is computed from its first token in a cache of its own, and everything
+that the hit brought is held against it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from kakera.arch.layout import Dtypes, checkpoint_record
+from kakera.contract.grid import PAGE, pages_for
+from kakera.contract.recording import Header, Input, RecordedStep, Yielded
+from kakera.contract.step import ResetSlot, RestoreCheckpoint, SamplingInput, Segment, StepPlan, StepResult
+from kakera.errors import UsageError
+from kakera.kv.cache import KVCache
+from kakera.kv.rotation import Rotation
+from kakera.model.state import StatePool
+from kakera.plan.plan import Plan
+from kakera.run.recording.record import prints
+from kakera.run.step.page_tables import PageTables
+from kakera.run.step.runner import TorchRunner
+from kakera.run.store.host import CheckpointShape, HostStore
+from kakera.target.as_torch import activation_of, target_of
+
+TOLERANCE = 2**-9  # of a GPU, and of states that were stored in 16 bits: largest difference over largest value
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`what` differs in a row of a step: tokens, state and pages (by their hashes), or a part of a hit."""
+
+    step: int
+    request_id: str
+    what: str
+    detail: str
+
+
+@dataclass
+class Report:
+    """How far the replay has come. Hits whose prompt is not in the recording could not be checked."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+    hits: int = 0
+    hits_unknown: int = 0
+
+
+class Replay:
+    """Carries out recorded steps on a runner that has done nothing yet. `cold`: check hits, which computes every
+    restored prefix once more."""
+
+    def __init__(self, runner: TorchRunner, plan: Plan, header: Header, inputs: Sequence[Input], cold: bool = True):
+        """`inputs`: all of the recording, since a hit comes before the first token. Raises UsageError if the recording
+        needs more pages or slots than there are."""
+        if header.pages > plan.pages:
+            raise UsageError(f"the recording used {header.pages} pages and only {plan.pages} fit here: --gpus larger")
+        self.report = Report()
+        self._runner = runner
+        self._plan = plan
+        self._real = header.prompts
+        self._cold = cold
+        self._contexts = {given.request_id: given.tokens for given in inputs}
+        self._inputs = {given.request_id: given for given in inputs}
+
+    def step(self, recorded: RecordedStep) -> Iterator[Difference]:
+        """One step, and what differs in it."""
+        # a step that ran ahead would go on with this run's tokens, not with those of the recording
+        plan = msgspec.structs.replace(recorded.plan, may_follow=())
+        before = msgspec.structs.replace(plan, decode=(), prefill=(), after=())
+        self._runner.execute(before)
+        if self._cold:
+            yield from self._check_hits(plan)
+        result = self._runner.execute(msgspec.structs.replace(plan, before=()), self._sampling(plan))
+        self.report.steps += 1
+        self.report.rows += len(plan.rows)
+        if self._real:
+            yield from self._compare(plan, result, {row.request_id: row for row in recorded.yielded})
+        for row in recorded.yielded:
+            if row.request_id in self._contexts:
+                self._contexts[row.request_id].extend(row.tokens)
+
+    def _sampling(self, plan: StepPlan) -> Mapping[str, SamplingInput]:
+        wanted = [row.request_id for row in plan.rows if row.sampled or row.scored]
+        return {
+            name: SamplingInput(name, given.sampling, self._contexts[name], given.prompt_tokens)
+            for name in wanted
+            if (given := self._inputs.get(name)) is not None
+        }
+
+    def _compare(self, plan: StepPlan, result: StepResult, then: Mapping[str, Yielded]) -> Iterator[Difference]:
+        hashes = dict(zip((row.request_id for row in plan.rows), prints(self._runner, plan.rows), strict=False))
+        for row in result.rows:
+            old = then[row.request_id]
+            self.report.tokens += len(old.tokens)
+            if (row.tokens, row.error) != (old.tokens, old.error):
+                detail = f"{row.tokens} {row.error} where the recording has {old.tokens} {old.error}"
+                yield Difference(plan.step, row.request_id, "tokens", detail)
+            half = len(old.prints) // 2
+            new = hashes.get(row.request_id, b"")
+            if new and old.prints and new[:half] != old.prints[:half]:
+                yield Difference(plan.step, row.request_id, "state", "another recurrent state than recorded")
+            if new and old.prints and new[half:] != old.prints[half:]:
+                yield Difference(plan.step, row.request_id, "pages", "other contents of the pages it completed")
+
+    def _check_hits(self, plan: StepPlan) -> Iterator[Difference]:
+        rows = {row.slot: row for row in plan.rows}
+        for action in plan.before:
+            row = rows.get(action.slot) if isinstance(action, RestoreCheckpoint) else None
+            if row is None or not isinstance(action, RestoreCheckpoint):
+                continue
+            context = self._contexts.get(row.request_id, array("i"))
+            if len(context) < action.position:
+                self.report.hits_unknown += 1
+                continue
+            self.report.hits += 1
+            found = _held(self._runner, row.slot, action.position, row.new_pages[: action.position // PAGE])
+            cold = cold_prefix(self._runner, self._plan, context[: action.position])
+            exact = not target_of(self._runner.device).has_cards and self._plan.state_dtype == "fp32"
+            for name, one in found.items():
+                if (detail := _gap(one, cold[name], exact)) is not None:
+                    yield Difference(plan.step, row.request_id, f"hit of {action.position} tokens: {name}", detail)
+
+
+def cold_prefix(like: TorchRunner, plan: Plan, tokens: Sequence[int]) -> dict[str, Tensor]:
+    """What a slot and its pages hold behind `tokens`, whose number is a multiple of PAGE, computed from the first one
+    by the model of `like`, in its chunks, with nothing cached."""
+    pages = pages_for(len(tokens)) + 1
+    device, dtype = like.device, like.model.weights.embedding.dtype
+    rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
+    kv = KVCache(plan.spec, plan.kv, pages, 1, rotation, device, plan.chunk, dtype)
+    states = StatePool(plan.spec, 1, device, dtype)
+    record = checkpoint_record(plan.spec, plan.kv.checkpoint_pages, Dtypes(plan.state_dtype, activation_of(dtype)))
+    store = HostStore(CheckpointShape(record, device), kv.store, states)
+    runner = TorchRunner(like.model, kv, states, store, PageTables(1, pages, device), like.chooser)
+    for start in range(0, len(tokens), plan.chunk):
+        piece = tuple(tokens[start : start + plan.chunk])
+        known, end = pages_for(start), pages_for(start + len(piece))
+        row = Segment("cold", 0, piece, start, known, tuple(range(known, end)))
+        runner.execute(StepPlan(0, (ResetSlot(0),) if start == 0 else (), prefill=(row,)))
+    return _held(runner, 0, len(tokens), range(len(tokens) // PAGE))
+
+
+def _held(runner: TorchRunner, slot: int, position: int, pages: Sequence[int]) -> dict[str, Tensor]:
+    """By name: what a sequence of `position` tokens goes on from."""
+    record = runner.store.new_checkpoint(position)
+    runner.states.save(slot, record)
+    runner.kv.store.save_window(slot, record)
+    parts = {name: value.clone() for name, value in record.parts.items() if name != "hidden"}
+    stored = runner.kv.store.read_pages(torch.tensor(pages, dtype=torch.int64, device=runner.device))
+    parts |= {f"pages ({i})": tensor for i, tensor in enumerate(stored)}
+    return {**parts, "sink": runner.kv.store.save_sink(slot)}
+
+
+def _gap(one: Tensor, other: Tensor, exact: bool) -> str | None:
+    """In words, if the two differ: by a bit where they must not, else by more than the tolerance."""
+    if torch.equal(one, other):
+        return None
+    if not one.is_floating_point():
+        share = float((one != other).float().mean())
+        return None if not exact and share < TOLERANCE else f"{share:.2%} of its bytes differ"
+    gap = float((one.float() - other.float()).abs().max() / other.float().abs().max().clamp(min=1e-30))
+    return None if not exact and gap < TOLERANCE else f"differs by {gap:.2e} of its largest value"

@@ -1,0 +1,259 @@
+"""TorchRunner: carries out step plans with a model, a KV cache, live states and the host store. Decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import torch
+from torch import Tensor
+
+from kakera.contract.events import TokenLogprob
+from kakera.contract.step import (
+    Action,
+    DemotePages,
+    Drop,
+    PromotePages,
+    ResetSlot,
+    RestoreCheckpoint,
+    RowResult,
+    SamplingInput,
+    SaveSink,
+    Segment,
+    StepPlan,
+    StepResult,
+)
+from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
+from kakera.kv.cache import KVCache
+from kakera.model.qwen3_5 import HybridModel
+from kakera.model.state import StatePool
+from kakera.plan.sizes import HEAD_PIECE_ROWS
+from kakera.run.choose.chooser import Chooser, Drawn
+from kakera.run.choose.logprobs import logprobs_of
+from kakera.run.interface import NOTHING_SAMPLED
+from kakera.run.step.graphs import DecodeGraphs
+from kakera.run.step.page_tables import PageTables
+from kakera.run.store.host import Store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """A checkpoint that the layers fill during this step."""
+
+    checkpoint: int
+    tensors: CheckpointTensors
+
+
+class TorchRunner:
+    def __init__(
+        self,
+        model: HybridModel,
+        kv: KVCache,
+        states: StatePool,
+        store: Store,
+        tables: PageTables,
+        chooser: Chooser,
+        graphs: DecodeGraphs | None = None,
+    ):
+        """`graphs`: for decode steps."""
+        self.model = model
+        self.kv = kv
+        self.states = states
+        self.store = store
+        self.tables = tables
+        self.chooser = chooser
+        self.graphs = graphs
+        self.device = states.device
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
+        """Run one step. A forward pass that raises fails every row of the step, because their live states may have been
+        updated in some layers and not in others; requests without a row in it go on. A row that fails behind the
+        layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more.
+        """
+        began = time.perf_counter()
+        for action in plan.before:
+            self._apply(action)
+        results: tuple[RowResult, ...] = ()
+        if plan.rows:
+            try:
+                results = self._forward(plan, sampling)
+            except Exception as error:  # whatever it is: the engine outlives it, and says so
+                log.exception("step %d failed", plan.step)
+                touch(self.device)
+                text = f"the engine could not compute this step: {error}"
+                results = tuple(RowResult(row.request_id, error=text) for row in plan.rows)
+        self.store.arrive()
+        for action in plan.after:
+            self._apply(action)
+        return StepResult(plan.step, results, time.perf_counter() - began)
+
+    def _forward(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
+        self.tables.update(plan.rows)
+        loaded = {action.slot for action in plan.before if isinstance(action, RestoreCheckpoint)}
+        if any(row.slot in loaded for row in plan.decode):  # else decode need not wait for what others go on from
+            self.store.arrive()
+        rows, replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else ((), None)
+        if self.graphs is None or replayed is None:
+            return self._compute(plan, sampling)
+        self._save_behind(rows, replayed.hidden_RH)
+        drawn = self._draw(rows, sampling, replayed.logits_RV)
+        places = {row.request_id: i for i, row in enumerate(rows)}
+        others = tuple(row for row in plan.decode if row.request_id not in places)
+        if plan.may_follow and not others:
+            following = [plan.decode[i] for i in plan.may_follow]
+            self.graphs.run_ahead(following, [places[row.request_id] for row in following], drawn.launched.tokens_R)
+        rest = msgspec.structs.replace(plan, decode=others)
+        beside = self._compute(rest, sampling) if rest.rows else ()
+        chosen = self.chooser.collect(drawn)  # what is not finite in hidden states is not in logits
+        return (*(chosen[row.request_id] for row in rows), *beside)
+
+    def _compute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
+        """All rows of the plan, launch by launch."""
+        self.store.arrive()
+        batch, staged = self._batch(plan)
+        drafted = [row.slot for row in plan.decode if row.drafts]
+        before = {slot: [live.clone() for live in self.states.of(slot)] for slot in drafted}
+        hidden_TH = self.model.hidden(batch, self.kv.backend, self.states)
+        sampled = [row for row in plan.rows if row.sampled]
+        drawn = self._draw(sampled, sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampled else None
+        for item in staged:
+            self.store.keep_checkpoint(item.checkpoint, item.tensors)
+        chosen = self.chooser.collect(drawn) if drawn else {}
+        kept = [_kept(row, chosen.get(row.request_id)) for row in plan.rows]
+        self._take_back(plan.decode, kept, before)
+        spans = [slice(span.offset, span.offset + count) for span, count in zip(batch.spans, kept, strict=True)]
+        whole = [i for i, row in enumerate(plan.decode) if kept[i] == len(row.tokens)]
+        self._save_behind([plan.decode[i] for i in whole], [hidden_TH[spans[i].stop - 1] for i in whole])
+        finite = _finite_spans(hidden_TH, spans)
+        rows = zip(plan.rows, batch.spans, finite, strict=True)
+        return tuple(
+            self._result(row, sampling, hidden_TH[span.rows], chosen.get(row.request_id))
+            if sound
+            else RowResult(row.request_id, error="the model produced values that are not finite")
+            for row, span, sound in rows
+        )
+
+    def _take_back(self, rows: Sequence[Segment], kept: Sequence[int], before: Mapping[int, Sequence[Tensor]]) -> None:
+        """Rows whose drafts were not all chosen: the states from before the step, then the tokens that stay once more.
+        What lies behind those in pages and rings is overwritten by the tokens that come there."""
+        again: list[Segment] = []
+        for row, count in zip(rows, kept, strict=False):
+            if count < len(row.tokens):
+                for live, saved in zip(self.states.of(row.slot), before[row.slot], strict=True):
+                    live.copy_(saved)
+                again.append(_without_drafts(row, count))
+        if again:
+            batch, _ = self._batch(StepPlan(0, decode=tuple(again)))
+            self.model.hidden(batch, self.kv.backend, self.states)
+
+    def _save_behind(self, rows: Sequence[Segment], hidden_RH: Iterable[Tensor]) -> None:
+        """Checkpoints at the end of decode rows are what their slots hold now."""
+        for row, hidden_H in zip(rows, hidden_RH, strict=True):
+            for save in row.saves:
+                assert save.position == row.end, "a decode row is saved behind its last token"
+                checkpoint = self.store.new_checkpoint(save.position)
+                self.states.save(row.slot, checkpoint)
+                self.kv.store.save_window(row.slot, checkpoint)
+                if checkpoint.hidden_H is not None:
+                    checkpoint.hidden_H.copy_(hidden_H)
+                self.store.keep_checkpoint(save.checkpoint, checkpoint)
+
+    def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
+        device = self.device
+        staged: list[_Staged] = []
+        spans: list[Span] = []
+        logit_rows: list[int] = []
+        offset = 0
+        for i, row in enumerate(plan.rows):
+            inside = row.saves if i >= len(plan.decode) else ()
+            saves = [_Staged(save.checkpoint, self.store.new_checkpoint(save.position)) for save in inside]
+            staged += saves
+            into = tuple(Save(each.tensors) for each in saves)
+            spans.append(Span(offset, len(row.tokens), row.start, row.slot, self.tables.of(row), into))
+            offset += len(row.tokens)
+            logit_rows += range(offset - row.sampled, offset)
+        tokens = [token for row in plan.rows for token in row.tokens]
+        positions = [position for row in plan.rows for position in row.rope_positions]
+        batch = Batch(
+            tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),
+            positions_T=torch.tensor(positions, dtype=torch.int64, device=device),
+            decode=tuple(spans[: len(plan.decode)]),
+            prefill=tuple(spans[len(plan.decode) :]),
+            logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        )
+        return batch, staged
+
+    def _draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawn:
+        return self.chooser.draw([sampling[row.request_id] for row in rows], [row.drafts for row in rows], logits_RV)
+
+    def _result(
+        self, row: Segment, sampling: Mapping[str, SamplingInput], hidden_NH: Tensor, chosen: RowResult | None
+    ) -> RowResult:
+        if row.scored == 0 or (chosen is not None and chosen.error):
+            return chosen or RowResult(row.request_id)
+        try:
+            prompt = self._prompt_logprobs(row, sampling[row.request_id], hidden_NH[: row.scored])
+        except Exception as error:
+            return RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
+        return replace(chosen or RowResult(row.request_id), prompt_logprobs=prompt)
+
+    def _prompt_logprobs(self, row: Segment, given: SamplingInput, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
+        """Hidden state i of the segment predicts prompt token start + i + 1."""
+        targets = given.context[row.start + 1 : row.start + 1 + row.scored]
+        found: list[TokenLogprob] = []
+        for piece in range(0, row.scored, HEAD_PIECE_ROWS):
+            logits_RV = self.model.logits(hidden_NH[piece : piece + HEAD_PIECE_ROWS])
+            found += logprobs_of(
+                logits_RV, targets[piece : piece + HEAD_PIECE_ROWS], given.sampling.prompt_logprobs or 0
+            )
+        return tuple(found)
+
+    def _apply(self, action: Action) -> None:
+        if isinstance(action, ResetSlot | RestoreCheckpoint):
+            self.tables.forget(action.slot)
+            if self.graphs is not None:
+                self.graphs.forget(action.slot)
+        match action:
+            case ResetSlot(slot):
+                self.store.arrive()  # a slot may be given again before what was loaded for it has come
+                self.states.reset(slot)
+            case RestoreCheckpoint(slot, checkpoint, _, sink):
+                self.store.load(slot, checkpoint, sink)
+            case SaveSink(slot, sink):
+                self.store.keep_sink(sink, slot)
+            case DemotePages(pairs):
+                self.store.keep_pages(pairs)
+            case PromotePages(pairs):
+                self.store.load_pages(pairs)
+            case Drop():
+                self.store.drop(action)
+
+
+def _kept(row: Segment, result: RowResult | None) -> int:
+    """Tokens of a row that stay: of one with drafts as many as it has yielded, unless it has failed or ended."""
+    return len(result.tokens) if row.drafts and result is not None and result.tokens else len(row.tokens)
+
+
+def _without_drafts(row: Segment, count: int) -> Segment:
+    """Its first tokens, of which nothing is wanted."""
+    tokens, positions = row.tokens[:count], row.positions[:count]
+    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=0, saves=())
+
+
+def _finite_spans(hidden_TH: Tensor, spans: Sequence[slice]) -> list[bool]:
+    """Whether each span's hidden states are finite: what is not must not become a page that others hit."""
+    finite_T = hidden_TH.sum(-1).isfinite()
+    return torch.stack([finite_T[span].all() for span in spans]).tolist()
+
+
+def touch(device: torch.device) -> None:
+    """Compute something. Raises RuntimeError on a GPU that is lost (after an illegal access every call fails): then the
+    engine has to end and be started again, instead of failing every request for ever."""
+    if torch.zeros(1, device=device).add_(1).item() != 1:
+        raise RuntimeError(f"{device} computes nonsense")

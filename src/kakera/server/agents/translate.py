@@ -1,0 +1,92 @@
+"""What the agents' dialects share: a body of theirs as a chat body, and that as a job."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from kakera.errors import RequestRefused
+from kakera.server.generate import Job
+from kakera.server.http.errors import explain
+from kakera.server.openai.chat import chat_job, chat_prompt
+from kakera.server.openai.sampling import count_check
+from kakera.server.openai.schema import ChatBody
+from kakera.server.service import Service
+
+Names = Mapping[str, str]
+
+
+def chat_body(fields: dict[str, Any], names: Names) -> ChatBody:
+    """Fields without a value are left out. Raises RequestRefused naming the field as the dialect calls it."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return ChatBody.model_validate(given)
+    except ValidationError as error:
+        located = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
+        param, message = explain(located)
+        raise renamed(RequestRefused(message, param=param), names) from None
+
+
+def renamed(error: RequestRefused, names: Names) -> RequestRefused:
+    """The same refusal with the field named as the dialect calls it."""
+    theirs = (error.param or "").partition("[")[0].partition(".")[0]
+    if theirs not in names:
+        return error
+    ours, message = names[theirs], str(error)
+    if message.startswith(theirs):
+        message = ours + message.removeprefix(theirs)
+    return RequestRefused(message, status=error.status, code=error.code, param=ours)
+
+
+async def dialect_job(body: ChatBody, service: Service, prefix: str, names: Names) -> Job:
+    """The job of a chat body, with an id as the dialect writes it. Raises RequestRefused."""
+    try:
+        return replace(await chat_job(body, service), id=f"{prefix}_{uuid.uuid4().hex}")
+    except RequestRefused as error:
+        raise renamed(error, names) from None
+
+
+async def count_prompt(body: ChatBody, service: Service) -> int:
+    """Of the prompt that a chat body makes. Raises RequestRefused."""
+    prompt, _ = await chat_prompt(body, service, count_check(service.engine.limits, "messages"))
+    return len(prompt.tokens)
+
+
+def text_of(content: Any, path: str, kinds: tuple[str, ...], joint: str = "") -> str:
+    """The text of a string or of a list of text parts. Raises RequestRefused naming the part that is something else."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise RequestRefused(f"{path} must be a string or a list of parts", param=path)
+    return joint.join(part_text(part, f"{path}[{i}]", kinds) for i, part in enumerate(content))
+
+
+def part_text(part: Any, path: str, kinds: tuple[str, ...]) -> str:
+    kind = kind_of(part, path)
+    if kind not in kinds:
+        raise unreadable(kind, path)
+    return string(part, "text", path)
+
+
+def kind_of(item: Any, path: str) -> str:
+    if not isinstance(item, dict):
+        raise RequestRefused(f"{path} must be an object with a type", param=path)
+    return str(item.get("type"))
+
+
+def unreadable(kind: str, path: str) -> RequestRefused:
+    return RequestRefused(
+        f"{path}.type is {kind!r}, which can not be read here: this model reads text only", param=path
+    )
+
+
+def string(item: dict[str, Any], name: str, path: str) -> str:
+    """A field that must be there and be a string."""
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise RequestRefused(f"{path}.{name} must be a string", param=f"{path}.{name}")
+    return value

@@ -1,0 +1,160 @@
+"""An Anthropic body as a chat body: content blocks to messages, system, tools and the thinking switch.
+
+Nothing here reads `cache_control`: every prefix is cached anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kakera.errors import RequestRefused
+from kakera.server.agents.translate import chat_body, kind_of, part_text, string, text_of, unreadable
+from kakera.server.anthropic.schema import AnthropicTool, AnthropicToolChoice, CountBody, Message, MessagesBody
+from kakera.server.openai.schema import ChatBody
+
+# Agents begin their system prompt with a line about billing whose hash changes with every request. It says nothing to
+# the model, and left in place it would make every prompt new from its first tokens on.
+ATTRIBUTION = re.compile(r"\A(x-anthropic-[\w-]+:[^\n]*(\n+|\Z))+")
+TEXT = ("text",)
+NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "thinking_budget": "thinking.budget_tokens",
+}
+
+
+def messages_chat(body: CountBody) -> ChatBody:
+    """Raises RequestRefused (400) naming the field or block that can not be served."""
+    system = system_text(body.system)
+    messages = [{"role": "system", "content": system}] if system else []
+    for index, message in enumerate(body.messages):
+        messages += chat_messages(message, f"messages[{index}]")
+    fields: dict[str, Any] = {
+        "messages": messages,
+        "tools": [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])] or None,
+        "tool_choice": tool_choice(body.tool_choice),
+        "parallel_tool_calls": not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
+        "enable_thinking": body.thinking is not None and body.thinking.type != "disabled",
+        "thinking_budget": body.thinking.budget_tokens if body.thinking else None,
+    }
+    if body.output_config is not None:
+        form = body.output_config.format
+        fields["reasoning_effort"] = body.output_config.effort
+        fields["response_format"] = form and {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+    if isinstance(body, MessagesBody):
+        fields |= {
+            "max_tokens": body.max_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+            "stop": body.stop_sequences,
+            "cache": body.cache,
+        }
+    return chat_body(fields, NAMES)
+
+
+def system_text(system: str | list[dict[str, Any]] | None) -> str:
+    if isinstance(system, str):
+        texts = [system]
+    else:
+        texts = [part_text(block, f"system[{i}]", TEXT) for i, block in enumerate(system or [])]
+    return "\n\n".join(text for text in (ATTRIBUTION.sub("", text) for text in texts) if text)
+
+
+def chat_messages(message: Message, path: str) -> list[dict[str, Any]]:
+    """One message of theirs is several of a chat's where it holds tool results."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    path += ".content"
+    if message.role == "assistant":
+        return [assistant_message(message.content, path)]
+    if message.role == "system":
+        return [{"role": "system", "content": text_of(message.content, path, TEXT, "\n\n")}]
+    return user_messages(message.content, path)
+
+
+def user_messages(blocks: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        at = f"{path}[{index}]"
+        match kind_of(block, at):
+            case "text":
+                if not messages or messages[-1]["role"] != "user":
+                    messages.append({"role": "user", "content": []})
+                messages[-1]["content"].append(string(block, "text", at))
+            case "tool_result":
+                messages.append(tool_message(block, at))
+            case kind:
+                raise unreadable(kind, at)
+    for message in messages:
+        if message["role"] == "user":  # joined last: a growing string would be copied each time
+            message["content"] = "\n".join(message["content"])
+    return messages or [{"role": "user", "content": ""}]
+
+
+def tool_message(block: dict[str, Any], path: str) -> dict[str, Any]:
+    text = text_of(block.get("content"), f"{path}.content", TEXT, "\n")
+    if block.get("is_error"):
+        text = f"Error: {text}"  # the template has no other place to say so
+    return {"role": "tool", "tool_call_id": string(block, "tool_use_id", path), "content": text}
+
+
+def assistant_message(blocks: list[dict[str, Any]], path: str) -> dict[str, Any]:
+    text, reasoning = "", ""
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        at = f"{path}[{index}]"
+        match kind_of(block, at):
+            case "text":
+                text += string(block, "text", at)
+            case "thinking":
+                reasoning += string(block, "thinking", at)
+            case "redacted_thinking":
+                pass  # only who wrote it can read it
+            case "tool_use":
+                calls.append(call_object(block, at))
+            case kind:
+                raise unreadable(kind, at)
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def call_object(block: dict[str, Any], path: str) -> dict[str, Any]:
+    arguments = block.get("input")
+    if not isinstance(arguments, dict):
+        raise RequestRefused(f"{path}.input must be an object", param=f"{path}.input")
+    function = {"name": string(block, "name", path), "arguments": arguments}
+    return {"id": string(block, "id", path), "type": "function", "function": function}
+
+
+def function_tool(tool: AnthropicTool, path: str) -> dict[str, Any]:
+    if tool.type not in (None, "custom"):
+        raise RequestRefused(
+            f"{path}.type is {tool.type!r}, a tool that runs at Anthropic or has a schema known only there; "
+            "send tools with an input_schema, which the client runs",
+            param=f"{path}.type",
+        )
+    if tool.input_schema is None:
+        raise RequestRefused(f"{path}.input_schema is missing", param=f"{path}.input_schema")
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict:
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def tool_choice(choice: AnthropicToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return {"auto": "auto", "any": "required", "none": "none"}[choice.type]
+    if choice.name is None:
+        raise RequestRefused("tool_choice.name is missing", param="tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}

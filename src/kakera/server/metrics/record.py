@@ -1,0 +1,104 @@
+"""One request's figures, gathered while it runs; they end in the metrics and in one log line. Never any text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from dataclasses import dataclass, field
+
+from kakera.contract.events import Usage
+from kakera.errors import RequestRefused
+from kakera.server.metrics.prometheus import Metrics
+
+WHERE = re.compile(r" at token \d+$")  # for the log; a metric with a label a position would never end
+request_log = logging.getLogger("kakera.requests")
+
+
+def record_refusal(metrics: Metrics, route: str, status: int, code: str, param: str | None) -> None:
+    """A request that was refused before it became a generation: one count and one log line, which no text enters."""
+    metrics.requests.labels(route, code).inc()
+    metrics.refused.labels(code).inc()
+    request_log.info(json.dumps({"route": route, "status": status, "param": param, "finish": code}))
+
+
+@dataclass
+class RequestRecord:
+    """Times are seconds of the monotonic clock. `began`: when the whole request was received."""
+
+    id: str
+    route: str
+    prompt_tokens: int
+    metrics: Metrics
+    began: float
+    queued: float = field(default_factory=time.monotonic)  # from here on the engine counts its queue
+    first_token: float | None = None
+    generated: int = 0
+    reasons: list[str] = field(default_factory=list)
+    _last_token: dict[int, float] = field(default_factory=dict)
+
+    def tokens(self, choice: int, count: int) -> None:
+        now = time.monotonic()
+        if self.first_token is None:
+            self.first_token = now
+            self.metrics.ttft.observe(now - self.began)
+        if (last := self._last_token.get(choice)) is not None and count:
+            self.metrics.inter_token.observe((now - last) / count)
+        self._last_token[choice] = now
+        self.generated += count
+        self.metrics.count_generated(count)
+
+    def choice_ended(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+    def finished(self, usages: list[Usage]) -> None:
+        self._end(",".join(sorted(set(self.reasons))) or "stop", usages)
+
+    def failed(self, error: Exception | None) -> None:
+        """`error` is None if the client left."""
+        reason = "abort" if error is None else error.code if isinstance(error, RequestRefused) else "error"
+        if error is None:
+            self.metrics.aborted.inc()
+        else:
+            self.metrics.refused.labels(reason).inc()
+        self._end(reason, [])
+
+    def _end(self, reason: str, usages: list[Usage]) -> None:
+        cached = min((usage.cached_tokens for usage in usages), default=0)
+        miss = usages[0].miss_reason if usages else ""
+        if usages:  # the end token counts too, though it is never sent
+            known, self.generated = self.generated, sum(usage.completion_tokens for usage in usages)
+            self.metrics.count_generated(max(0, self.generated - known))
+        self.metrics.requests.labels(self.route, reason).inc()
+        self.metrics.request_seconds.observe(time.monotonic() - self.began)
+        self.metrics.prompt_sizes.observe(self.prompt_tokens)
+        self.metrics.answer_sizes.observe(self.generated)
+        if usages:
+            self.metrics.queue_seconds.observe(self._waited(usages))
+            self.metrics.prompt_tokens.inc(self.prompt_tokens)
+            self.metrics.cached_tokens.inc(cached)
+            self.metrics.misses.labels(WHERE.sub("", miss) or "none").inc()
+        line = self._line(reason, cached, miss, usages)
+        self.metrics.recent.append({"at": time.time(), **line})
+        request_log.info(json.dumps(line))
+
+    def _waited(self, usages: list[Usage]) -> float:
+        return self.queued - self.began + usages[0].queue_seconds
+
+    def _line(self, reason: str, cached: int, miss: str, usages: list[Usage]) -> dict[str, object]:
+        now = time.monotonic()
+        decode = now - self.first_token if self.first_token is not None else 0.0
+        return {
+            "id": self.id,
+            "route": self.route,
+            "prompt": self.prompt_tokens,
+            "cached": cached,
+            "miss": miss,
+            "generated": self.generated,
+            "queue_s": round(self._waited(usages), 4) if usages else None,
+            "ttft_s": None if self.first_token is None else round(self.first_token - self.began, 4),
+            "tokens_per_s": round((self.generated - 1) / decode, 1) if self.generated > 1 and decode > 0 else None,
+            "total_s": round(now - self.began, 4),
+            "finish": reason,
+        }

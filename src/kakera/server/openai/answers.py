@@ -1,0 +1,154 @@
+"""Shapes of what OpenAI's classic routes answer, and their usage."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
+
+from kakera.contract.events import Usage
+from kakera.server.http.openapi import ReasoningTokens, closed
+
+
+@closed
+class CachedTokens(TypedDict):
+    cached_tokens: int
+
+
+@closed
+class CompletionUsage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+@closed
+class ChatUsage(CompletionUsage):
+    completion_tokens_details: ReasoningTokens
+
+
+@closed
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+@closed
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+@closed
+class AssistantMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+@closed
+class TokenLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+@closed
+class ChosenTokenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+@closed
+class ChatLogprobs(TypedDict):
+    content: list[ChosenTokenLogprob]
+    refusal: None
+
+
+@closed
+class ChatChoice(TypedDict):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+@closed
+class ChatAnswer(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: ChatUsage
+
+
+@closed
+class TextLogprobs(TypedDict):
+    """Lists of the same length, an entry a token. The first token of an echoed prompt has no probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+@closed
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+@closed
+class CompletionAnswer(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+@closed
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int
+
+
+@closed
+class Models(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+@closed
+class Tokens(TypedDict):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+@closed
+class Text(TypedDict):
+    prompt: str
+
+
+def chat_usage(usage: Usage, reasoning_tokens: int) -> ChatUsage:
+    """Reasoning tokens are among the completion tokens."""
+    return {**usage_object(usage), "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+
+
+def usage_object(usage: Usage) -> CompletionUsage:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

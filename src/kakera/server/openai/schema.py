@@ -1,0 +1,188 @@
+"""Bodies of OpenAI's classic dialects. Ranges are OpenAI's where OpenAI has the field, otherwise those of the common
+extensions (vLLM's names)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kakera.chat.messages import ROLES
+from kakera.server.examples import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, shown
+from kakera.server.fields import MANY, MAX_STOPS, Body, Items, Numbers, Pairs, RequestBody, StopString, refuse
+
+MAX_CHOICES = 16
+MAX_PROMPTS = 2048  # of one body; evaluation tools send hundreds
+MAX_ALTERNATIVES = 20
+SEEDS = 2**63
+
+TokenId = Annotated[int, Field(ge=0)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _few_prompts(prompt: object) -> object:
+    """Before its entries are checked, as pydantic counts them last."""
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and isinstance(prompt[0], str | list):
+        raise refuse("prompt", f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} fit into one request")
+    return prompt
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What each type needs beside it is judged by kakera.constrain.formats."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: dict[str, Any] | None = None
+    regex: str | None = None
+    grammar: str | None = None
+
+
+class GenerationBody(RequestBody):
+    """What chat and text completions share."""
+
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MANY)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10)  # logits times 100 are still finite
+    logit_bias: Pairs[Bias] | None = None
+    seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Numbers[TokenId] | None = None
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Numbers[str] | None = None
+    guided_grammar: str | None = None
+    loop_guard: bool | None = None
+    cache: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @model_validator(mode="after")
+    def _stream_options_need_stream(self) -> GenerationBody:
+        if self.stream_options is not None and not self.stream:
+            raise refuse("stream_options", "stream_options is only allowed when stream is true")
+        return self
+
+
+class Function(Body):
+    name: str = Field(min_length=1)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedToolChoice(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatMessage(Body):
+    """Roles and content parts are judged by kakera.chat.messages, which knows what the model can read."""
+
+    role: str = Field(json_schema_extra={"enum": [*ROLES]})
+    content: str | Items[dict[str, Any] | str] | None = None
+    tool_calls: Items[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(GenerationBody):
+    model_config = shown(CHAT)
+
+    messages: Items[ChatMessage]
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
+    tools: Items[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    thinking_budget: int | None = Field(None, ge=0, le=MANY)
+    enable_thinking: bool | str | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> ChatBody:
+        if self.top_logprobs and not self.logprobs:
+            raise refuse("top_logprobs", "top_logprobs needs logprobs to be true")
+        return self
+
+
+class CompletionBody(GenerationBody):
+    model_config = shown(COMPLETIONS)
+
+    prompt: Annotated[str | Numbers[str] | Numbers[TokenId] | Numbers[Numbers[TokenId]], BeforeValidator(_few_prompts)]
+    max_tokens: int | None = Field(None, ge=0)
+    logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
+    echo: bool | None = None
+    parse_special: bool | None = None  # spelled control tokens in a text prompt are the tokens
+
+    @model_validator(mode="after")
+    def _zero_tokens_only_to_echo(self) -> CompletionBody:
+        if self.max_tokens == 0 and not self.echo:
+            raise refuse("max_tokens", "max_tokens must be at least 1 unless echo is true")
+        if not self.prompt or (isinstance(self.prompt, list) and any(item in ("", []) for item in self.prompt)):
+            raise refuse("prompt", "prompt is empty; send at least one token")
+        return self
+
+
+class TokenizeBody(RequestBody):
+    """Either a text or a chat."""
+
+    model_config = shown(TOKENIZE)
+
+    prompt: str | None = None
+    messages: Items[ChatMessage] | None = None
+    tools: Items[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    parse_special: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise refuse("prompt", "give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(RequestBody):
+    model_config = shown(DETOKENIZE)
+
+    tokens: Numbers[TokenId]

@@ -1,0 +1,143 @@
+"""Shapes of what operators, routers and the page read: health, loads, status."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
+
+from kakera.contract.events import Active
+from kakera.server.http.openapi import closed
+from kakera.server.operate.sensors import CardReading
+
+
+@closed
+class Healthy(TypedDict):
+    """`token_seconds` only with `deep`."""
+
+    status: Literal["ok"]
+    running: int
+    waiting: int
+    token_seconds: NotRequired[float]
+
+
+@closed
+class Failing(TypedDict):
+    status: Literal["failing"]
+    reason: str
+
+
+@closed
+class ModelInfo(TypedDict):
+    model_path: str
+    tokenizer_path: str
+    is_generation: Literal[True]
+    preferred_sampling_params: None
+    max_model_len: int
+
+
+@closed
+class Load(TypedDict):
+    dp_rank: Literal[0]
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    max_running_requests: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    utilization: float
+    cache_hit_rate: float
+
+
+@closed
+class ServerInfo(TypedDict):
+    status: Literal["ready"]
+    version: str
+    model_path: str
+    served_model_name: str
+    tp_size: int
+    dp_size: Literal[1]
+    page_size: int
+    context_length: int
+    max_running_requests: int
+    max_queued_requests: int
+    max_total_num_tokens: int
+    internal_states: list[Load]
+
+
+@closed
+class LoadSum(TypedDict):
+    total_running_reqs: int
+    total_waiting_reqs: int
+    total_reqs: int
+    avg_token_usage: float
+    avg_utilization: float
+
+
+@closed
+class Loads(TypedDict):
+    timestamp: str
+    version: str
+    dp_rank_count: Literal[1]
+    loads: list[Load]
+    aggregate: LoadSum
+
+
+@closed
+class OldLoad(TypedDict):
+    dp_rank: Literal[0]
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+
+
+@closed
+class FlushAnswer(TypedDict):
+    success: Literal[True]
+    pages: int
+    checkpoints: int
+    host_bytes: int
+
+
+MemoryState = Literal["ok", "near", "over"]
+
+
+@closed
+class MemoryRow(TypedDict):
+    """Bytes; `used` is null where nobody counts them."""
+
+    name: str
+    note: str
+    planned: int
+    used: int | None
+
+
+@closed
+class Memory(TypedDict):
+    name: str
+    capacity: int
+    used: int | None
+    margin: int
+    state: MemoryState
+    rows: list[MemoryRow]
+
+
+@closed
+class StatusAnswer(TypedDict):
+    """What the page at / polls. It grows with the page."""
+
+    version: str
+    model: str
+    about: str
+    context: int
+    uptime_seconds: float
+    clock_seconds: float
+    warnings: list[str]
+    memory: list[Memory]
+    resident_bytes: int
+    cards: list[CardReading]
+    generated_tokens: int
+    engine: dict[str, Any]
+    active: list[Active]
+    finished: list[dict[str, Any]]

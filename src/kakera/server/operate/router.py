@@ -1,0 +1,109 @@
+"""What routers ask a worker: its model, its sizes, its load, and to forget its cache. The shapes are SGLang's.
+
+Paths with and without "get_" are the old and the new spelling. Only fields that are true here are sent.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter
+
+from kakera import __version__
+from kakera.contract.events import EngineStats
+from kakera.contract.grid import PAGE
+from kakera.plan.plan import Plan
+from kakera.server.operate.answers import FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
+from kakera.server.service import Service
+
+
+def router_routes(service: Service, plan: Plan | None) -> APIRouter:
+    router = APIRouter()
+    name = service.model.name
+
+    @router.get("/get_model_info")
+    @router.get("/model_info")
+    async def model_info() -> ModelInfo:
+        """`model_path` is the served name: a router compares it with what clients send."""
+        return {
+            "model_path": name,
+            "tokenizer_path": name,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "max_model_len": service.engine.limits.context,
+        }
+
+    @router.get("/get_server_info")
+    @router.get("/server_info")
+    async def server_info() -> ServerInfo:
+        stats = await service.watch.look()
+        return {
+            "status": "ready",
+            "version": __version__,
+            "model_path": name,
+            "served_model_name": name,
+            "tp_size": len(plan.device_names) if plan else 1,
+            "dp_size": 1,
+            "page_size": PAGE,
+            "context_length": service.engine.limits.context,
+            "max_running_requests": stats.slots_total,
+            "max_queued_requests": service.engine.limits.max_waiting,
+            "max_total_num_tokens": stats.pages_total * PAGE,
+            "internal_states": [_load(stats)],
+        }
+
+    @router.get("/v1/loads")
+    async def loads() -> Loads:
+        load = _load(await service.watch.look())
+        return {
+            "timestamp": datetime.now(UTC).isoformat(),
+            "version": __version__,
+            "dp_rank_count": 1,
+            "loads": [load],
+            "aggregate": {
+                "total_running_reqs": load["num_running_reqs"],
+                "total_waiting_reqs": load["num_waiting_reqs"],
+                "total_reqs": load["num_total_reqs"],
+                "avg_token_usage": load["token_usage"],
+                "avg_utilization": load["utilization"],
+            },
+        }
+
+    @router.get("/get_load")
+    async def load() -> list[OldLoad]:
+        load = _load(await service.watch.look())
+        tokens = load["num_used_tokens"]
+        waiting, total = load["num_waiting_reqs"], load["num_total_reqs"]
+        return [{"dp_rank": 0, "num_reqs": total, "num_waiting_reqs": waiting, "num_tokens": tokens}]
+
+    @router.post("/flush_cache")
+    async def flush_cache() -> FlushAnswer:
+        """Forget every cached prefix that no running request holds. Never refused, and harms no request."""
+        flushed = await service.engine.flush()
+        return {
+            "success": True,
+            "pages": flushed.pages,
+            "checkpoints": flushed.checkpoints,
+            "host_bytes": flushed.host_bytes,
+        }
+
+    return router
+
+
+def _load(stats: EngineStats) -> Load:
+    """Tokens count whole pages that running requests hold; cached prefixes are room, since they make way."""
+    used = stats.pages_total - stats.pages_free
+    return {
+        "dp_rank": 0,
+        "num_running_reqs": stats.running,
+        "num_waiting_reqs": stats.waiting,
+        "num_total_reqs": stats.running + stats.waiting,
+        "max_running_requests": stats.slots_total,
+        "num_used_tokens": used * PAGE,
+        "max_total_num_tokens": stats.pages_total * PAGE,
+        "token_usage": round(used / max(stats.pages_total, 1), 4),
+        "utilization": round(stats.running / max(stats.slots_total, 1), 4),
+        "cache_hit_rate": round(
+            stats.counters.get("cached_tokens", 0) / max(stats.counters.get("prompt_tokens", 0), 1), 4
+        ),
+    }
