@@ -10,8 +10,10 @@ ENTRIES = 524_288  # of them all; the ids of two contexts of 262,144 tokens
 
 
 def excess(body: bytes) -> str | None:
-    """What there is too much of, in words, or None. What stands in strings does not count. 16 MB take 0.05 s."""
-    if len(body) <= NESTS:
+    """What there is too much of, in words, or None. What stands in strings does not count. 16 MB take 0.05 s, usually
+    less: where all of the body has too little, strings included, they are not looked for (0.8 MB: 6 ms to 0.3)."""
+    most = body.count(b"[") + body.count(b"{")
+    if most <= NESTS and most + body.count(b",") <= ENTRIES:
         return None
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     if bare.count(b'"') > 4 * ENTRIES:  # a name and a text each; to split there would make as many objects
