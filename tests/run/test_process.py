@@ -301,9 +301,7 @@ def test_what_is_sent_shows_at_once_also_during_a_long_step(tmp_path):
             leaving.cancel()
             stats = await until(client, lambda stats: stats.waiting == 2, 0.3)
             await watch.look()
-            assert stats.at == report and watch.moved_at == moved, (
-                "what we send is no progress"
-            )
+            assert stats.at == report and watch.moved_at == moved, "what we send is no progress"
             await asyncio.gather(first, *others)
             assert (await until_idle(client)).waiting == 0
             with pytest.raises(RequestRefused):
