@@ -13,7 +13,7 @@ const KEY = "kakera-key"; // in sessionStorage: this tab only
 const rates = new Rates();
 let chat = null;
 let load = "";
-let looked = 0;
+let looked = Number.NEGATIVE_INFINITY;
 
 function ask(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
@@ -90,7 +90,7 @@ async function look() {
 async function due() {
   if (performance.now() - looked >= STATUS_MILLISECONDS) return true;
   const health = await fetch("/health", { credentials: "omit" }).then((response) => response.json()).catch(() => ({}));
-  return `${health.running} ${health.waiting}` !== load;
+  return health.running !== undefined && `${health.running} ${health.waiting}` !== load;
 }
 
 async function poll() {
@@ -105,7 +105,7 @@ by("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(KEY, by("key").value);
   by("key").value = "";
-  looked = 0;
+  looked = Number.NEGATIVE_INFINITY;
   poll();
 });
 poll();
