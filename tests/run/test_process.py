@@ -194,7 +194,11 @@ async def _leaving(client):
 async def _flushing(client):
     await collect(client, ask("cached", tokens_of(1, 300), 1))
     _, again = await collect(client, ask("again", tokens_of(1, 300), 1))
+    assert (await client.stats()).host_bytes_used > 0
     first, second = await asyncio.gather(client.flush(), client.flush())
+    flushed = await client.stats()
+    assert flushed.host_bytes_used == 0 and not any(flushed.host_bytes.values()), "it must not wait for the next report"
+    assert flushed.pages_cached == 0
     assert again.usage.cached_tokens > 0 and first.pages > 0 and (second.pages, second.host_bytes) == (0, 0)
     _, after = await collect(client, ask("after", tokens_of(1, 300), 1))
     assert after.usage.cached_tokens == 0 and after.usage.miss_reason == "evicted pages"
@@ -267,11 +271,47 @@ def test_an_engine_whose_readers_all_wait_sleeps_and_says_so(tmp_path):
             problem, _ = await DeepProbe(watch).result()
             assert problem is None, "no slot was free"
             counts = [sum(1 for e in [e async for e in stream] if isinstance(e, Tokens)) for stream in streams]
-            assert counts == [999] * 12, "the first one was read before"
+            assert counts == [1000] * 12, "what was read before says that its prompt is read"
         finally:
             await client.close()
 
     asyncio.run(unread())
+
+
+def test_what_is_sent_shows_at_once_also_during_a_long_step(tmp_path):
+    """The first step of the first request takes 1.5 seconds; the others come while it runs."""
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"streams": [{"text": "word " * 5, "delay_ms": 1500}], "context": 8192}))
+
+    async def life():
+        client = await EngineClient.start(ScriptedRecipe(script))
+        try:
+            first = asyncio.create_task(collect(client, ask("first", tokens_of(1, 300), 1)))
+            stats = await until(client, lambda stats: stats.running, 0.3)
+            (active,) = stats.active
+            assert (active.id, active.done, active.target, stats.steps) == ("first", 0, 300, 0)
+            assert active.later(2.0).seconds == active.seconds + 2.0 and active.later(2.0).decode_seconds == 0.0
+            leaving = asyncio.create_task(collect(client, ask("leaving", tokens_of(2, 100), 1)))
+            others = [asyncio.create_task(collect(client, ask(f"o{n}", tokens_of(n, 100), 1))) for n in range(2)]
+            stats = await until(client, lambda stats: stats.waiting == 3, 0.3)
+            assert (stats.running, stats.steps) == (1, 0), "the first step has not ended"
+            report, watch = stats.at, EngineWatch(client)
+            await watch.look()
+            moved = watch.moved_at
+            leaving.cancel()
+            stats = await until(client, lambda stats: stats.waiting == 2, 0.3)
+            await watch.look()
+            assert stats.at == report and watch.moved_at == moved, "what we send is no progress"
+            await asyncio.gather(first, *others)
+            assert (await until_idle(client)).waiting == 0
+            with pytest.raises(RequestRefused):
+                await collect(client, ask("long", tokens_of(1, 9000)))
+            stats = await client.stats()
+            assert (stats.running, stats.waiting) == (0, 0)
+        finally:
+            await client.close()
+
+    asyncio.run(life())
 
 
 def test_closing_ends_streams_that_wait_and_starting_again_leaks_nothing(tmp_path):

@@ -202,9 +202,24 @@ def test_long_prefill_reports_progress():
     name = driver.submit(prose(300), max_tokens=1)
     events = []
     while plan := driver.scheduler.plan_step():
+        assert driver.scheduler.stats().steps == plan.step - 1, "a planned step has not finished"
+        events += driver.scheduler.take_events()
+        if plan.step == 1:
+            assert events == [Progress(name, 0, 300)], "known before the first step is executed"
         events += driver.scheduler.commit(plan, driver.runner.execute(plan, driver.scheduler.sampling_of(plan)))
-    assert events[:2] == [Progress(name, 128, 300), Progress(name, 256, 300)]
-    assert isinstance(events[2], Tokens)
+    assert events[1:3] == [Progress(name, 128, 300), Progress(name, 256, 300)]
+    assert isinstance(events[3], Tokens)
+
+
+def test_the_first_progress_is_what_the_cache_had():
+    driver = Driver(chunk=128)
+    driver.ask(prose(300), max_tokens=1)
+    name = driver.submit(prose(300), max_tokens=1)
+    plan = driver.scheduler.plan_step()
+    (progress,) = driver.scheduler.take_events()
+    (active,) = driver.scheduler.stats().active
+    assert progress == Progress(name, 256, 300) and (active.done, active.cached_tokens) == (256, 256)
+    driver.scheduler.commit(plan, driver.runner.execute(plan, driver.scheduler.sampling_of(plan)))
 
 
 def test_usage_has_times_and_stats_count():

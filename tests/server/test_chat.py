@@ -6,6 +6,9 @@ import json
 import openai
 import pytest
 
+from kakera.contract.events import Progress
+from kakera.server.openai.chat import PromptProgress
+
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
@@ -260,3 +263,23 @@ def test_a_conversation_with_results_is_replayed(caller):
     caller.client.chat.completions.create(model="mini", messages=history, tools=TOOLS, extra_body=OFF)
     prompt = caller.model.tokenizer.decode(caller.engine.requests[-1].tokens)
     assert CALLS in prompt and prompt.count("<tool_response>\nsun") == 2
+
+
+def test_a_stream_tells_on_request_how_far_the_prompt_is_read(live):
+    """In llama.cpp's words, and before the first token; nobody else gets such chunks."""
+    chunks = live.events(live.chat("hi", stream=True, return_progress=True))
+    told = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    count = len(live.engine.requests[-1].tokens)
+    assert told == [{"total": count, "cache": 0, "processed": 0, "time_ms": 0}]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant" and "prompt_progress" in chunks[1]
+    assert all(chunk["choices"][0]["delta"] == {} for chunk in chunks if "prompt_progress" in chunk)
+    for more in ({"stream": True}, {"stream": True, "return_progress": False}, {"return_progress": True}):
+        assert "prompt_progress" not in live.chat("hi", **more).text
+
+
+def test_progress_counts_from_what_the_cache_had():
+    progress = PromptProgress()
+    first = progress.as_json(0, Progress("a", 256, 300))
+    assert first == {"total": 300, "cache": 256, "processed": 256, "time_ms": 0}
+    second = progress.as_json(0, Progress("a", 300, 300))
+    assert (second["cache"], second["processed"]) == (256, 300) and second["time_ms"] >= 0

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pynvml
 import pytest
-from live_server import MINI
+from live_server import HELLO, MINI
 
 from kakera.arch.registry import load_spec
-from kakera.contract.events import EngineStats
+from kakera.contract.events import Active, EngineStats
 from kakera.plan import weights
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import make_plan
@@ -130,3 +132,35 @@ def test_the_page_comes_with_a_strict_policy_and_from_here_alone(live):
         assert "://" not in text, f"{file.name} names another place"
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\bstyle=|\bon\w+=\"", text), file.name
     assert live.http.get("/page/../app.py").status_code == 404
+
+
+def test_seconds_go_on_between_reports():
+    active = Active("a", 100, 0, 64, 100, 0, seconds=1.0, decode_seconds=0.0)
+    assert active.later(0.5) == replace(active, seconds=1.5), "it has no first token yet"
+    decoding = replace(active, generated=3, decode_seconds=0.25)
+    assert decoding.later(0.5) == replace(decoding, seconds=1.5, decode_seconds=0.75)
+
+
+def test_a_request_shows_while_its_prompt_is_made(serve, monkeypatch):
+    """Template and tokeniser take a second for the longest prompts; what is asked meanwhile sees it wait."""
+    server = serve(HELLO)
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(*args):
+        began.set()
+        assert go_on.wait(10)
+        return prompt(*args)
+
+    prompt = server.model.template.prompt
+    monkeypatch.setattr(server.model.template, "prompt", slow)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(server.chat)
+        assert began.wait(5)
+        load = server.http.get("/get_load").json()[0]
+        figures = server.http.get("/metrics").text
+        found = server.http.get("/health").json(), server.http.get("/v1/kakera/status").json()["engine"]["waiting"]
+        go_on.set()
+        assert answer.result().status_code == 200
+    assert found == ({"status": "ok", "running": 0, "waiting": 1}, 1)
+    assert load["num_waiting_reqs"] == 1 and "kakera_waiting 1.0" in figures
+    assert server.http.get("/health").json()["waiting"] == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 
@@ -49,7 +50,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class Progress:
-    """Event: prefill reached `done` of `total` prompt tokens."""
+    """Event: prefill reached `done` of `total` prompt tokens. The first one, of what the cache had, comes before the
+    step that begins the prefill is executed."""
 
     request_id: str
     done: int
@@ -85,6 +87,11 @@ class Active:
     seconds: float  # since it was admitted
     decode_seconds: float  # since its first token
 
+    def later(self, seconds: float) -> Active:
+        """So much later, if nothing has happened but time."""
+        decode_seconds = self.decode_seconds + (seconds if self.generated else 0.0)
+        return replace(self, seconds=self.seconds + seconds, decode_seconds=decode_seconds)
+
 
 @dataclass(frozen=True)
 class Flushed:
@@ -100,7 +107,8 @@ class EngineStats:
     """A snapshot of the engine for /metrics, /health, the page and the log. Numbers and ids only.
 
     `pages_free` counts every page that a request can have now; `pages_cached` of these hold a reusable prefix.
-    `paused` of the requests that run and wait do so for their readers.
+    `paused` of the requests that run and wait do so for their readers. `at`: when the engine made it, by the clock that
+    all processes of a machine share.
     """
 
     running: int = 0
@@ -113,11 +121,12 @@ class EngineStats:
     slots_total: int = 0
     host_bytes_used: int = 0
     host_bytes_total: int = 0
-    steps: int = 0
+    steps: int = 0  # that have finished
     last_step_at: float = 0.0
     host_bytes: dict[str, int] = field(default_factory=dict)  # in use, by kind: checkpoint, sink, page
     counters: dict[str, float] = field(default_factory=dict)
     active: tuple[Active, ...] = ()  # oldest first
+    at: float = field(default_factory=time.monotonic, compare=False)
 
     @property
     def idle(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kakera.contract.events import EngineStats, Event, Flushed
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepResult
@@ -31,12 +33,17 @@ class LocalEngine:
     def abort(self, request_id: str) -> None:
         self.scheduler.abort(request_id)
 
-    def step(self) -> list[Event]:
+    def step(self, planned: Callable[[list[Event]], None] | None = None) -> list[Event]:
         """See Engine.step. If the runner raises (or Ctrl-C does), the step's requests end as failed, which the next
-        call reports, and the engine can be asked again."""
+        call reports, and the engine can be asked again.
+
+        `planned` hears at once what planning alone has brought (who begins), since the step itself can take long.
+        """
         plan = self.scheduler.plan_step()
         if plan is None:
             return self._take_unseen() + self.scheduler.take_events()
+        if planned and (events := self._take_unseen() + self.scheduler.take_events()):
+            planned(events)
         try:
             result = self.runner.execute(plan, self.scheduler.sampling_of(plan))
         except BaseException:

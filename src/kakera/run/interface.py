@@ -84,7 +84,7 @@ class AsyncEngine(Protocol):
         ...
 
     async def stats(self) -> EngineStats:
-        """The engine's last report. The same object again means that there was no new one: an idle engine reports once
-        a second, a busy one after each step. Raises EngineDied.
+        """The engine's last report, and requests that were sent since as waiting ones. The same `at` again means that
+        there was no new report: an idle engine reports once a second, a busy one after each step. Raises EngineDied.
         """
         ...

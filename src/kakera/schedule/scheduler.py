@@ -81,7 +81,8 @@ class Scheduler:
                 self._end(sequence, "abort")
 
     def take_events(self) -> list[Event]:
-        """Events since the last call (commit calls it). After an abort while idle they are waiting here."""
+        """Events since the last call (commit calls it): of a planned step the admissions, of an abort while idle the
+        ends."""
         taken, self._events = self._events, []
         return taken
 
@@ -113,6 +114,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Whoever can run comes before those that wait for their readers, who lose their places to it."""
+        before = set(self.running.oldest_first())
+        self._make_room()
+        admitted = [sequence for sequence in self.running.oldest_first() if sequence not in before]
+        self._events += [Progress(sequence.id, sequence.computed, sequence.target) for sequence in admitted]
+
+    def _make_room(self) -> None:
         while not self.admission.admit(self.waiting, self.running):
             if not self.running or not (victim := self.running.victim()).paused:
                 return
@@ -274,9 +281,10 @@ class Scheduler:
             slots_total=self.limits.slots,
             host_bytes_used=self.cache.host.used,
             host_bytes_total=self.cache.host.limit,
-            steps=self._steps,
+            steps=self._steps - (self._in_flight is not None),
             last_step_at=self._last_step_at,
             host_bytes=self.cache.host.by_tier(),
             counters={**self.cache.counters, "checkpoints": len(self.cache.checkpoints.published)},
             active=tuple(sequence.active(now) for sequence in self.running.oldest_first()),
+            at=now,
         )

@@ -84,7 +84,7 @@ def create_app(
         messages_routes(service),
         responses_routes(service),
         text_routes(service),
-        health_routes(watch),
+        health_routes(service),
         router_routes(service, plan),
         status_routes(service, plan),
         page_routes(),
@@ -93,7 +93,7 @@ def create_app(
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=JSON_ERRORS)
     async def metrics() -> Response:
-        text = service.metrics.render(await watch.look(), model.name)
+        text = service.metrics.render(await service.look(), model.name)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_middleware(Defects, refusals=refusals)

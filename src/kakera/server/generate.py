@@ -19,6 +19,7 @@ from kakera.contract.events import (
     INVALID_GRAMMAR,
     Event,
     Finished,
+    Progress,
     PromptLogprobs,
     TokenLogprob,
     Tokens,
@@ -56,6 +57,7 @@ class Job:
     stops: tuple[str, ...] = ()
     chat: ChatOutput | None = None
     cache: bool = True  # whether the prefix cache may have to do with it
+    progress: bool = False  # whether Deltas tell how far the prompt is read
 
     def request(self, choice: int) -> Request:
         name = f"{self.id}-{choice}" if self.choices > 1 else self.id
@@ -76,10 +78,12 @@ class Delta:
     stop: str | None = None  # the stop string that ended the choice
     reasoning_tokens: int = 0  # of the whole choice, with its last delta
     usage: Usage | None = None
+    progress: Progress | None = None
 
     @property
     def empty(self) -> bool:
-        return not (self.text or self.reasoning or self.calls or self.logprobs or self.prompt_logprobs or self.finish)
+        shown = self.text or self.reasoning or self.calls or self.logprobs or self.prompt_logprobs
+        return not (shown or self.finish or self.progress)
 
 
 class ChoiceText:
@@ -239,6 +243,8 @@ class Generation:
             case Tokens():
                 self.record.tokens(choice, len(event.tokens))
                 return text.feed(event)
+            case Progress() if self.job.progress:
+                return Delta(choice, progress=event)
             case PromptLogprobs():
                 return Delta(choice, prompt_logprobs=event.logprobs)
             case Finished():

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import uuid
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from fastapi import Request
 
+from kakera.contract.events import EngineStats
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.fields import RequestBody
@@ -19,6 +22,7 @@ from kakera.server.metrics.record import RequestRecord
 from kakera.server.model import ServedModel
 from kakera.server.watch import EngineWatch
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 MAX_NAMES = 1000  # of unknown fields remembered; a client that invents names must not fill memory
 
@@ -30,6 +34,7 @@ class Service:
     watch: EngineWatch
     intake: Intake
     metrics: Metrics = field(default_factory=Metrics)
+    arriving: int = 0  # requests that become jobs just now: a long prompt is tokenised for a second
     _noted: set[str] = field(default_factory=set)
     _generations: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
 
@@ -54,6 +59,19 @@ class Service:
         if key not in self._noted and len(self._noted) < MAX_NAMES:
             self._noted.add(key)
             log.warning("%s", message)
+
+    async def arrives(self, reply: Awaitable[T]) -> T:
+        """The reply that a request gets; it counts as waiting until the engine has it."""
+        self.arriving += 1
+        try:
+            return await reply
+        finally:
+            self.arriving -= 1
+
+    async def look(self) -> EngineStats:
+        """The engine's figures now, with the requests that are on their way to it as waiting. Raises EngineDied."""
+        stats = await self.watch.look()
+        return replace(stats, waiting=stats.waiting + self.arriving)
 
     def generation(self, job: Job, request: Request) -> Generation:
         """From here on the generation's own record says how the request ended."""

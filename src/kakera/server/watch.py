@@ -52,7 +52,7 @@ class EngineWatch:
             self.give_up(error)
             raise
         # an old report shows nothing: an engine that hangs in its first step after a pause was idle in its last one
-        if stats is not self.last and (stats.steps != self._steps or stats.idle):
+        if stats.at != self.last.at and (stats.steps != self._steps or stats.idle):
             self._steps, self.moved_at = stats.steps, time.monotonic()
         self.last = stats
         return stats

@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,8 @@ class EngineClient:
         self._directory = directory
         self._stats = EngineStats()
         self._streams: dict[str, asyncio.Queue[Event | RequestRefused | Accepted | EngineDied]] = {}
+        self._unreported: set[str] = set()  # sent, and not counted by any report yet
+        self._accepted: set[str] = set()  # of these, those that the next report counts
         self._flushes: deque[asyncio.Future[Flushed]] = deque()  # answered in order
         self._dead = asyncio.Event()
         self._exit_code: int | None = None
@@ -129,7 +132,8 @@ class EngineClient:
         """See AsyncEngine.stats."""
         if self._dead.is_set():
             raise EngineDied(self._death_text())
-        return self._stats
+        waiting = self._stats.waiting + len(self._unreported)
+        return replace(self._stats, waiting=waiting) if self._unreported else self._stats
 
     async def died(self) -> int:
         """Wait for the engine process to end; returns its exit code (negative: the signal)."""
@@ -144,6 +148,7 @@ class EngineClient:
             raise RequestRefused(f"a request with the id {request.id!r} is not finished yet", code="duplicate_id")
         queue: asyncio.Queue[Event | RequestRefused | Accepted | EngineDied] = asyncio.Queue()
         self._streams[request.id] = queue
+        self._unreported.add(request.id)
         ended = False
         try:
             read, allowed = 0, UNREAD_TOKENS
@@ -165,6 +170,7 @@ class EngineClient:
                     await self._socket.send(encode(Allow(request.id, allowed)))
         finally:
             self._streams.pop(request.id, None)
+            self._unreported.discard(request.id)
             if not ended and not self._dead.is_set():
                 self._socket.send(encode(Abort(request.id)))  # zmq queues it at once; nothing to await on the way out
 
@@ -224,19 +230,26 @@ class EngineClient:
         while True:
             match decode_from_engine(await self._socket.recv()):
                 case Step() as step:
-                    self._stats = step.stats
+                    self._report(step.stats)
                     for event in step.events:
                         self._put(event.request_id, event)
                 case Alive(stats):
-                    self._stats = stats
-                case FlushDone(flushed):
+                    self._report(stats)
+                case FlushDone(flushed, stats):
+                    self._report(stats)
                     answer = self._flushes.popleft()
                     if not answer.done():  # its caller may have left
                         answer.set_result(flushed)
                 case Accepted(request_id) as accepted:
+                    self._accepted.add(request_id)
                     self._put(request_id, accepted)
                 case Refused(request_id, message, status, code, param):
                     self._put(request_id, RequestRefused(message, status=status, code=code, param=param))
+
+    def _report(self, stats: EngineStats) -> None:
+        self._stats = stats
+        self._unreported -= self._accepted
+        self._accepted.clear()
 
     def _put(self, request_id: str, item: Event | RequestRefused | Accepted | EngineDied) -> None:
         if queue := self._streams.get(request_id):  # gone if the client has left

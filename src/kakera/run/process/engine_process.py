@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import zmq
 
+from kakera.contract.events import Event
 from kakera.errors import KakeraError, RequestRefused
 from kakera.run.engine import LocalEngine
 from kakera.run.process.messages import (
@@ -65,13 +66,17 @@ def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) ->
 
 def serve(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
     """One thread, one loop: read messages, run a step, send events."""
+
+    def planned(events: list[Event]) -> None:
+        socket.send(encode(Step.of(events, engine.stats())))
+
     last_sent = 0.0
     idle = False
     while True:
         if idle:
             socket.poll(int(ALIVE_SECONDS * 1000))
         _receive(engine, socket)
-        events = engine.step()
+        events = engine.step(planned)
         stats = engine.stats()
         idle = stats.idle
         now = time.monotonic()
@@ -101,7 +106,7 @@ def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
             case Abort(request_id):
                 engine.abort(request_id)
             case Flush():
-                socket.send(encode(FlushDone(engine.flush())))
+                socket.send(encode(FlushDone(engine.flush(), engine.stats())))
 
 
 def settle() -> None:

@@ -1,7 +1,8 @@
 """What the server process and the engine process say to each other: msgpack over one ZeroMQ pair socket.
 
 Server to engine: Submit, Allow, Abort, Flush. Engine to server: Ready or Failed once, then Accepted or Refused per
-request, Step after each step that had events, FlushDone per Flush in order, and Alive at least once a second.
+request, Step when a step that admits somebody begins and after each step that had events, FlushDone per Flush in order,
+and Alive at least once a second.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Refused(msgspec.Struct, tag=True):
 
 
 class Step(msgspec.Struct, tag=True):
-    """Events of one step, by kind: msgspec can not tell plain dataclasses in one list apart."""
+    """Events of one step, or of its planning, by kind: msgspec can not tell plain dataclasses in one list apart."""
 
     progress: list[Progress]
     prompt_logprobs: list[PromptLogprobs]
@@ -105,6 +106,7 @@ class Alive(msgspec.Struct, tag=True):
 
 class FlushDone(msgspec.Struct, tag=True):
     flushed: Flushed
+    stats: EngineStats
 
 
 FromEngine = Ready | Failed | Accepted | Refused | Step | Alive | FlushDone

@@ -35,7 +35,7 @@ def messages_routes(service: Service) -> APIRouter:
     )
     async def messages(body: MessagesBody, request: Request) -> Response:
         service.check(body)
-        return await answer(request, messages_reply(body, service, request), body.stream)
+        return await answer(request, service.arrives(messages_reply(body, service, request)), body.stream)
 
     @router.post(f"{ANTHROPIC_ROUTE}/count_tokens")
     async def count_tokens(body: CountBody, request: Request) -> TokenCount:

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 from kakera.chat.template import Prompt
 from kakera.chat.thinking import thinking_switch
 from kakera.chat.tools import CallDelta, select_tools
-from kakera.contract.events import TokenLogprob
+from kakera.contract.events import Progress, TokenLogprob
 from kakera.errors import RequestRefused
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.http.body import JsonRoute
@@ -37,7 +37,7 @@ def chat_routes(service: Service) -> APIRouter:
     @router.post(ROUTE, responses=streams(ChatAnswer, "`chat.completion.chunk` objects, then `[DONE]`"))
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         service.check(body)
-        return await answer(request, chat_reply(body, service, request), body.stream)
+        return await answer(request, service.arrives(chat_reply(body, service, request)), body.stream)
 
     return router
 
@@ -79,6 +79,7 @@ async def chat_job(body: ChatBody, service: Service) -> Job:
         stops=body.stops,
         chat=ChatOutput(prompt.opens_thinking, tuple(tools)),
         cache=body.cache is not False,
+        progress=bool(body.stream and body.return_progress),
     )
 
 
@@ -162,11 +163,14 @@ class ChatReply(Reply):
 
     async def stream(self) -> AsyncGenerator[str]:
         begun: set[int] = set()
+        reading = PromptProgress()
         async with aclosing(self._generation.deltas()) as deltas:
             async for delta in deltas:
                 if delta.choice not in begun:
                     begun.add(delta.choice)
                     yield self._chunk(delta.choice, {"role": "assistant", "content": ""})
+                if delta.progress:
+                    yield self._chunk(delta.choice, {}, prompt_progress=reading.as_json(delta.choice, delta.progress))
                 fields = delta_fields(delta)
                 if fields or delta.logprobs:
                     yield self._chunk(delta.choice, fields, logprobs=delta.logprobs)
@@ -183,6 +187,7 @@ class ChatReply(Reply):
         delta: dict[str, Any],
         logprobs: tuple[TokenLogprob, ...] = (),
         finish: str | None = None,
+        **more: Any,
     ) -> str:
         entry = {
             "index": choice,
@@ -190,7 +195,7 @@ class ChatReply(Reply):
             "logprobs": self._logprobs(logprobs) if logprobs else None,
             "finish_reason": finish,
         }
-        return event({**self._head("chat.completion.chunk"), "choices": [entry]})
+        return event({**self._head("chat.completion.chunk"), "choices": [entry], **more})
 
     def _usage(self) -> ChatUsage:
         return chat_usage(self._generation.usage, self._generation.reasoning_tokens)
@@ -200,6 +205,20 @@ class ChatReply(Reply):
 
     def _logprobs(self, logprobs: list[TokenLogprob] | tuple[TokenLogprob, ...]) -> dict[str, Any]:
         return chat_logprobs(logprobs, self._model.tokenizer, self._body.top_logprobs or 0)
+
+
+@dataclass
+class PromptProgress:
+    """How far prompts are read, in the shape of llama.cpp's `prompt_progress`."""
+
+    _begun: dict[int, tuple[float, int]] = field(default_factory=dict)  # by choice: when, and what was cached
+
+    def as_json(self, choice: int, progress: Progress) -> dict[str, int]:
+        """`processed` includes `cache`; `time_ms` is since the prompt's reading began."""
+        now = time.monotonic()
+        began, cached = self._begun.setdefault(choice, (now, progress.done))
+        passed = round(1000 * (now - began))
+        return {"total": progress.total, "cache": cached, "processed": progress.done, "time_ms": passed}
 
 
 def delta_fields(delta: Delta) -> dict[str, Any]:

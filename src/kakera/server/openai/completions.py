@@ -38,7 +38,7 @@ def completion_routes(service: Service) -> APIRouter:
     @router.post(ROUTE, responses=streams(CompletionAnswer, "`text_completion` objects, then `[DONE]`"))
     async def completions(body: CompletionBody, request: Request) -> Response:
         service.check(body)
-        return await answer(request, completion_reply(body, service, request), body.stream)
+        return await answer(request, service.arrives(completion_reply(body, service, request)), body.stream)
 
     return router
 

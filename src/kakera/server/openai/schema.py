@@ -130,6 +130,7 @@ class ChatBody(GenerationBody):
     reasoning_effort: Effort | None = None
     thinking_budget: int | None = Field(None, ge=0, le=MANY)
     enable_thinking: bool | str | None = None
+    return_progress: bool | None = None  # llama.cpp's: a stream's chunks tell how far the prompt is read
 
     @property
     def limit(self) -> int | None:

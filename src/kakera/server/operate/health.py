@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from kakera.errors import RequestRefused
 from kakera.server.operate.answers import Failing, Healthy
+from kakera.server.service import Service
 from kakera.server.watch import EngineWatch, one_token
 
 SHARED_SECONDS = 1.0
@@ -53,8 +54,8 @@ class DeepProbe:
         return not last.idle and (last.waiting > 0 or last.slots_free == 0)
 
 
-def health_routes(watch: EngineWatch) -> APIRouter:
-    router = APIRouter()
+def health_routes(service: Service) -> APIRouter:
+    router, watch = APIRouter(), service.watch
     probe = DeepProbe(watch)
 
     @router.get(
@@ -70,7 +71,7 @@ def health_routes(watch: EngineWatch) -> APIRouter:
             problem, seconds = await probe.result()
         if problem:
             return JSONResponse({"status": "failing", "reason": problem}, status_code=503)
-        answer = {"status": "ok", "running": watch.last.running, "waiting": watch.last.waiting}
+        answer = {"status": "ok", "running": watch.last.running, "waiting": watch.last.waiting + service.arriving}
         return JSONResponse({**answer, "token_seconds": round(seconds, 4)} if deep else answer)
 
     return router

@@ -36,7 +36,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
     @router.get("/get_server_info")
     @router.get("/server_info")
     async def server_info() -> ServerInfo:
-        stats = await service.watch.look()
+        stats = await service.look()
         return {
             "status": "ready",
             "version": __version__,
@@ -54,7 +54,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
 
     @router.get("/v1/loads")
     async def loads() -> Loads:
-        load = _load(await service.watch.look())
+        load = _load(await service.look())
         return {
             "timestamp": datetime.now(UTC).isoformat(),
             "version": __version__,
@@ -71,7 +71,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
 
     @router.get("/get_load")
     async def load() -> list[OldLoad]:
-        load = _load(await service.watch.look())
+        load = _load(await service.look())
         tokens = load["num_used_tokens"]
         waiting, total = load["num_waiting_reqs"], load["num_total_reqs"]
         return [{"dp_rank": 0, "num_reqs": total, "num_waiting_reqs": waiting, "num_tokens": tokens}]

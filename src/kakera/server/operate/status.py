@@ -27,7 +27,7 @@ def status_routes(service: Service, plan: Plan | None, sensors: Sensors | None =
 
     @router.get("/v1/kakera/status")
     async def status() -> StatusAnswer:
-        stats = await service.watch.look()
+        stats = await service.look()
         reading = await asyncio.to_thread(sensors.read)
         memory = bars(plan, stats, reading) if plan else []
         warnings = [bar.warning for bar in memory if bar.warning]
@@ -46,7 +46,7 @@ def status_routes(service: Service, plan: Plan | None, sensors: Sensors | None =
             "cards": list(reading.cards),
             "generated_tokens": service.metrics.generated,
             "engine": _engine(stats),
-            "active": list(stats.active),
+            "active": [active.later(time.monotonic() - stats.at) for active in stats.active],
             "finished": list(reversed(service.metrics.recent)),
         }
 
@@ -57,7 +57,7 @@ def _engine(stats: EngineStats) -> dict[str, Any]:
     """The stats without lists; the counters that rates are made of."""
     fields = asdict(stats)
     counters = fields.pop("counters")
-    for name in ("active", "last_step_at"):
+    for name in ("active", "last_step_at", "at"):
         del fields[name]
     wanted = ("prefilled_tokens", "prompt_tokens", "cached_tokens", "preemptions", "checkpoints")
     return {**fields, "counters": {name: counters.get(name, 0) for name in wanted}}

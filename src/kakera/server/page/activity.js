@@ -1,6 +1,6 @@
 // What runs and what ran: the tiles, the running requests with their progress, and the last finished ones.
 
-import { by, duration, el, number, percent, rate, setText, table } from "./dom.js";
+import { button, by, duration, el, number, percent, rate, setText, table } from "./dom.js";
 
 /** Rates over the last few seconds, from counters that only grow. */
 export class Rates {
@@ -35,26 +35,28 @@ export function showTiles(status, rates) {
   setText(by("t-pages-note"), `in use; ${number(engine.pages_cached)} cached`);
 }
 
-export function showActive(place, active) {
-  if (!active.length) {
-    place.replaceChildren(el("p", { class: "empty" }, "Nothing runs."));
-    return;
-  }
-  place.replaceChildren(...active.map(request));
+/** `own`: the id of the request that this page's chat has sent, which `cancel` ends. */
+export function showActive(place, { active, waiting, own }, cancel) {
+  const focused = document.activeElement?.dataset.cancel;
+  const queue = waiting ? [el("p", { class: "dim" }, `${number(waiting)} waiting for a place`)] : [];
+  if (!active.length && !waiting) queue.push(el("p", { class: "empty" }, "Nothing runs."));
+  place.replaceChildren(...active.map((each) => request(each, each.id === own ? cancel : null)), ...queue);
+  if (focused) place.querySelector("[data-cancel]")?.focus();
 }
 
-function request(active) {
+function request(active, cancel) {
   const reading = active.generated === 0;
   const speed = active.decode_seconds > 0.2 ? ` at ${rate(active.generated / active.decode_seconds)} tokens/s` : "";
   const state = reading
     ? `reading the prompt: ${number(active.done)} of ${number(active.target)} tokens`
     : `${number(active.generated)} tokens generated${speed}`;
   const figures = `prompt ${number(active.prompt_tokens)}, cached ${number(active.cached_tokens)}, ${duration(active.seconds)}`;
+  const end = cancel ? button("Cancel", cancel, { "data-cancel": "own", title: "It is this page's own" }) : null;
   const bar = el("progress", { max: active.target || 1, value: active.done, "aria-label": `prompt read, request ${short(active.id)}` });
   return el(
     "div",
     { class: "request" },
-    el("div", { class: "line spread" }, el("span", {}, state), el("span", { class: "dim" }, el("code", {}, short(active.id)))),
+    el("div", { class: "line spread" }, el("span", {}, state), el("span", { class: "dim line" }, el("code", {}, short(active.id)), end)),
     reading ? bar : null,
     el("div", { class: "dim" }, figures),
   );

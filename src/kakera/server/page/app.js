@@ -1,15 +1,19 @@
-// The page: asks for the key if there is one, polls the status once a second, and hands it to the parts.
+// The page: asks for the key if there is one, polls the server, and hands its status to the parts.
 
 import { Rates, showActive, showFinished, showTiles } from "./activity.js";
 import { Chat } from "./chat.js";
 import { by, draw, duration, el, setText } from "./dom.js";
+import { showHistory } from "./history.js";
 import { showMemory } from "./memory.js";
 import { showPower } from "./power.js";
 
-const POLL_MILLISECONDS = 1000;
+const POLL_MILLISECONDS = 250; // of the load, which is a line: whatever comes or goes shows within 0.3 s
+const STATUS_MILLISECONDS = 1000; // of all the rest, unless the load has changed
 const KEY = "kakera-key"; // in sessionStorage: this tab only
 const rates = new Rates();
 let chat = null;
+let load = "";
+let looked = Number.NEGATIVE_INFINITY;
 
 function ask(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
@@ -33,11 +37,21 @@ function show(status) {
   const counted = rates.add(status.clock_seconds, { generated: status.generated_tokens, prefilled: status.engine.counters.prefilled_tokens });
   showTiles(status, counted);
   draw(by("memory"), status.memory, (place) => showMemory(place, status));
-  draw(by("active"), status.active, showActive);
+  load = `${status.engine.running} ${status.engine.waiting}`;
+  const active = { active: status.active, waiting: status.engine.waiting, own: chat?.running };
+  draw(by("active"), active, (place, data) => showActive(place, data, () => chat.cancel()));
   draw(by("finished"), status.finished, showFinished);
   showPower(status);
   draw(by("warnings"), status.warnings, (place) => showWarnings(place, status));
-  chat ??= new Chat(ask);
+  if (!chat) {
+    chat = new Chat(ask, () => chat && showHistory(chat));
+    by("chat-new").addEventListener("click", () => {
+      chat.open(null);
+      chat.input.focus({ preventScroll: true });
+    });
+    window.addEventListener("storage", () => showHistory(chat)); // another tab has kept or deleted one
+    showHistory(chat);
+  }
 }
 
 function showWarnings(place, status) {
@@ -72,8 +86,18 @@ async function look() {
   return true;
 }
 
+/** Whether it is time to look: at least once a second, and when requests have come or gone. */
+async function due() {
+  if (performance.now() - looked >= STATUS_MILLISECONDS) return true;
+  const health = await fetch("/health", { credentials: "omit" }).then((response) => response.json()).catch(() => ({}));
+  return health.running !== undefined && `${health.running} ${health.waiting}` !== load;
+}
+
 async function poll() {
-  if (!document.hidden && !(await look())) return;
+  if (!document.hidden && (await due())) {
+    looked = performance.now();
+    if (!(await look())) return;
+  }
   setTimeout(poll, POLL_MILLISECONDS);
 }
 
@@ -81,6 +105,7 @@ by("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem(KEY, by("key").value);
   by("key").value = "";
+  looked = Number.NEGATIVE_INFINITY;
   poll();
 });
 poll();

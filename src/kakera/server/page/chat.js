@@ -1,162 +1,186 @@
-// The chat: streams from /v1/chat/completions, folds the thinking away, says what the cache saved and how fast it was.
+// The conversation: what is sent, what becomes of it, and which of its turns are asked again or differently.
 
-import { by, duration, el, number, rate } from "./dom.js";
+import { by, el } from "./dom.js";
+import { keepSettings, withSettings } from "./settings.js";
+import { load, save } from "./store.js";
+import { complete } from "./stream.js";
+import { Answer, failure, question } from "./turns.js";
 
-/** The data of server-sent events, as they come. */
-async function* events(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      if (block.startsWith("data: ")) yield block.slice(6);
-    }
-  }
-}
-
-/** One answer on the screen. */
-class Answer {
-  constructor() {
-    this.began = performance.now();
-    this.first = null;
-    this.text = "";
-    this.content = el("div", { class: "text" });
-    this.thoughts = el("div", { class: "text" });
-    this.fold = el("details", { hidden: true }, el("summary", {}, "thinking"), this.thoughts);
-    this.figures = el("div", { class: "figures" }, "waiting for the first token");
-    this.node = el("div", { class: "turn assistant" }, this.fold, this.content, this.figures);
-  }
-
-  add(delta) {
-    if (!delta.content && !delta.reasoning_content) return;
-    if (this.first === null) {
-      this.first = performance.now();
-      this.figures.textContent = "";
-    }
-    if (delta.reasoning_content) {
-      this.fold.hidden = false;
-      this.thoughts.append(delta.reasoning_content);
-    }
-    if (delta.content) {
-      this.text += delta.content;
-      this.content.append(delta.content);
-    }
-  }
-
-  end(usage, finish) {
-    const parts = [];
-    if (usage) {
-      const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-      parts.push(`${number(usage.prompt_tokens)} prompt tokens, ${number(cached)} cached`);
-      if (this.first !== null) {
-        parts.push(`first token after ${duration((this.first - this.began) / 1000)}`);
-        const seconds = (performance.now() - this.first) / 1000;
-        if (usage.completion_tokens > 1 && seconds > 0) parts.push(`${rate((usage.completion_tokens - 1) / seconds)}\u00a0tokens/s`);
-      }
-    }
-    if (!this.text && !this.fold.hidden) parts.push("no answer behind the thinking");
-    if (finish && finish !== "stop") parts.push(finish);
-    this.figures.textContent = parts.join(" · ");
-  }
-
-  fail(message) {
-    this.figures.textContent = message;
-    this.figures.classList.add("bad");
-  }
-}
+const DRAFT = "kakera-draft"; // in sessionStorage: a reload keeps what was typed
+const TITLE = 60;
 
 export class Chat {
-  /** `ask(path, options)` is fetch with the key. */
-  constructor(ask) {
+  /** `ask(path, options)` is fetch with the key; `changed()` is called when the kept chats may be others. */
+  constructor(ask, changed) {
     this.ask = ask;
-    this.messages = [];
+    this.changed = changed;
     this.stop = null;
+    this.running = null; // the id of the request that streams here
     this.log = by("chat-log");
     this.input = by("chat-input");
+    this.touch = matchMedia("(pointer: coarse)").matches; // its Enter key is the only way to a new line
+    if (!this.touch) this.input.placeholder += " Shift+Enter breaks the line.";
+    this.input.value = sessionStorage.getItem(DRAFT) ?? "";
+    keepSettings();
     by("chat-form").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
     });
+    this.input.addEventListener("input", () => this.typed());
     this.input.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-        event.preventDefault();
-        this.send();
-      }
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing || this.touch) return;
+      event.preventDefault();
+      this.send();
     });
-    by("chat-stop").addEventListener("click", () => this.stop?.abort());
-    by("chat-new").addEventListener("click", () => this.clear());
-    this.clear();
+    by("chat-stop").addEventListener("click", () => this.cancel());
+    by("edit-cancel").addEventListener("click", () => {
+      this.setInput(this.before);
+      this.edit(null);
+    });
+    this.open(null);
   }
 
-  clear() {
+  /** Show a chat that is kept, or with null a new one. */
+  open(id) {
+    this.cancel();
+    this.chat = (id && load(id)) || { id: crypto.getRandomValues(new Uint32Array(2)).join("-"), title: "", messages: [] };
+    this.edit(null);
+    this.render();
+    this.follow();
+    this.changed();
+  }
+
+  cancel() {
     this.stop?.abort();
-    this.messages = [];
-    this.log.replaceChildren(el("p", { class: "empty" }, "Nothing is stored: the conversation lives in this tab."));
-    this.input.focus({ preventScroll: true });
   }
 
-  async send() {
+  typed() {
+    sessionStorage.setItem(DRAFT, this.input.value);
+  }
+
+  setInput(text) {
+    this.input.value = text;
+    this.typed();
+  }
+
+  render() {
+    const { messages } = this.chat;
+    const last = messages.length - 1;
+    const nodes = messages.map((message, i) => {
+      if (message.role === "user") return question(message.content, () => this.edit(i));
+      const answer = Answer.stored(message);
+      answer.offer(i === last ? () => this.again() : null);
+      return answer.node;
+    });
+    if (!messages.length) nodes.push(el("p", { class: "empty" }, "Chats are kept in this browser, and nowhere else."));
+    else if (messages[last].role === "user") nodes.push(failure(messages[last].problem ?? "It has no answer.", () => this.again()));
+    this.log.replaceChildren(...nodes);
+  }
+
+  /** Have a question back in the input; sending replaces it and all that came after. */
+  edit(index) {
+    if (index !== null && this.stop) return;
+    this.editing = index;
+    by("edit-note").hidden = index === null;
+    if (index === null) return;
+    this.before = this.input.value;
+    this.setInput(this.chat.messages[index].content);
+    this.input.focus();
+  }
+
+  send() {
     const text = this.input.value.trim();
     if (!text || this.stop) return;
-    if (!this.messages.length) this.log.replaceChildren();
-    this.input.value = "";
-    const question = { role: "user", content: text };
-    const messages = this.messages;
-    const answer = new Answer();
-    this.log.append(el("div", { class: "turn user" }, el("div", { class: "text" }, text)), answer.node);
-    this.follow(true);
-    this.busy(new AbortController());
-    try {
-      await this.stream([...messages, question], answer);
-    } catch (error) {
-      answer.fail(error.name === "AbortError" ? "stopped" : error.message);
-    }
-    if (answer.text) messages.push(question, { role: "assistant", content: answer.text });
-    this.busy(null);
+    const { messages } = this.chat;
+    const last = messages[messages.length - 1];
+    if (this.editing !== null) messages.length = this.editing;
+    else if (last?.role === "user" && last.returned) messages.pop(); // it was given back to the input, and comes again
+    messages.push({ role: "user", content: text });
+    this.chat.title ||= text.replace(/\s+/g, " ").slice(0, TITLE);
+    this.setInput("");
+    this.edit(null);
+    this.answer();
   }
 
-  async stream(messages, answer) {
-    const body = {
-      messages,
-      stream: true,
-      stream_options: { include_usage: true },
-      chat_template_kwargs: { enable_thinking: by("chat-think").checked },
-    };
-    const response = await this.ask("/v1/chat/completions", {
-      method: "POST",
-      headers: { "Content-Type": "application/json" },
-      body: JSON.stringify(body),
-      signal: this.stop.signal,
-    });
-    if (!response.ok) {
-      const problem = await response.json().catch(() => null);
-      throw new Error(problem?.error?.message ?? `the server answered ${response.status}`);
+  /** Ask the last question once more. */
+  again() {
+    if (this.stop) return;
+    const { messages } = this.chat;
+    while (messages.length && messages[messages.length - 1].role === "assistant") messages.pop();
+    const last = messages[messages.length - 1];
+    if (last.returned && this.input.value.trim() === last.content) this.setInput("");
+    this.answer();
+  }
+
+  async answer() {
+    const { chat } = this;
+    const asked = chat.messages[chat.messages.length - 1];
+    delete asked.problem;
+    delete asked.returned;
+    this.keep();
+    this.render();
+    if (this.log.lastChild.classList.contains("error")) this.log.lastChild.remove();
+    const answer = new Answer();
+    answer.following = () => (this.atEnd() ? () => this.follow() : null);
+    this.log.append(answer.node);
+    this.follow();
+    const stop = new AbortController();
+    this.busy(stop);
+    answer.begin();
+    const problem = await this.stream(answer, stop.signal).catch((error) => error);
+    const stopped = problem?.name === "AbortError";
+    if (problem) answer.end(null, null, stopped ? "stopped" : "");
+    if (!problem || answer.message.content || answer.message.reasoning) chat.messages.push(answer.message);
+    else Object.assign(asked, { problem: stopped ? "Stopped." : sentence(problem), ...this.giveBack(chat, asked) });
+    this.busy(null, stop);
+    this.keep(chat);
+    if (chat !== this.chat) return; // somebody has opened another one
+    const atEnd = this.atEnd();
+    this.render();
+    if (problem && !stopped && answer.message === chat.messages[chat.messages.length - 1]) {
+      this.log.append(failure(sentence(problem), () => this.again()));
     }
+    if (atEnd) this.follow();
+  }
+
+  async stream(answer, signal) {
+    const messages = this.chat.messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
     let usage = null;
     let finish = null;
-    for await (const data of events(response.body)) {
-      if (data === "[DONE]") break;
-      const chunk = JSON.parse(data);
-      if (chunk.error) throw new Error(chunk.error.message);
+    for await (const chunk of complete(this.ask, withSettings(messages), signal)) {
+      const atEnd = this.atEnd();
+      this.running = chunk.id;
+      if (chunk.prompt_progress) answer.read(chunk.prompt_progress);
       usage = chunk.usage ?? usage;
       for (const choice of chunk.choices) {
-        const atEnd = this.atEnd();
         answer.add(choice.delta);
         finish = choice.finish_reason ?? finish;
-        this.follow(atEnd);
       }
+      if (atEnd) this.follow();
     }
     answer.end(usage, finish);
-    this.follow(this.atEnd());
   }
 
-  busy(stop) {
+  /** A question without an answer goes back to the input, unless something else is being written there. */
+  giveBack(chat, asked) {
+    if (chat !== this.chat || this.input.value.trim()) return {};
+    this.setInput(asked.content);
+    return { returned: true };
+  }
+
+  keep(chat = this.chat) {
+    if (chat !== this.chat && !load(chat.id)) return; // deleted while it streamed
+    const kept = save(chat);
+    by("chat-full").hidden = kept;
+    this.changed();
+  }
+
+  busy(stop, ended = null) {
+    if (ended && ended !== this.stop) return;
     this.stop = stop;
+    this.running = null;
     by("chat-stop").hidden = stop === null;
-    by("chat-send").disabled = stop !== null;
+    by("chat-send").hidden = stop !== null;
   }
 
   /** Whoever scrolled up to read is left alone. */
@@ -164,7 +188,12 @@ export class Chat {
     return this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 60;
   }
 
-  follow(yes) {
-    if (yes) this.log.scrollTop = this.log.scrollHeight;
+  follow() {
+    this.log.scrollTop = this.log.scrollHeight;
   }
+}
+
+function sentence(error) {
+  const text = error.message || String(error);
+  return `${text[0].toUpperCase()}${text.slice(1)}`;
 }

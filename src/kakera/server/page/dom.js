@@ -62,3 +62,31 @@ export function duration(seconds) {
   if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
   return seconds < 172800 ? `${Math.floor(seconds / 3600)} h` : `${Math.floor(seconds / 86400)} days`;
 }
+
+export function button(text, action, properties = {}) {
+  const node = el("button", { type: "button", class: "small", ...properties }, text);
+  node.addEventListener("click", action);
+  return node;
+}
+
+/** Copies what `text` gives when it is pressed, and says so for a moment. */
+export function copyButton(text) {
+  const node = button("Copy", async () => {
+    node.textContent = (await copy(text())) ? "Copied" : "Not allowed";
+    setTimeout(() => (node.textContent = "Copy"), 1500);
+  });
+  return node;
+}
+
+async function copy(text) {
+  if (navigator.clipboard) {
+    const done = await navigator.clipboard.writeText(text).then(() => true, () => false);
+    if (done) return true;
+  }
+  const area = el("textarea", { class: "hidden-label", value: text }); // over plain HTTP, elsewhere than on localhost
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  return done;
+}

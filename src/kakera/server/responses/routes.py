@@ -33,7 +33,7 @@ def responses_routes(service: Service) -> APIRouter:
     @router.post(ROUTE, responses=streams(ResponseAnswer, "events from `response.created` to `response.completed`"))
     async def responses(body: ResponsesBody, request: Request) -> Response:
         service.check(body)
-        return await answer(request, responses_reply(body, service, request), body.stream)
+        return await answer(request, service.arrives(responses_reply(body, service, request)), body.stream)
 
     return router
 
