@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from kakera.chat import parts
 from kakera.chat.messages import normalise
-from kakera.chat.parts import left_out
 from kakera.errors import RequestRefused
 
 USER = {"role": "user", "content": "hi"}
@@ -161,9 +161,14 @@ def test_text_that_stands_deeper_in_a_part_is_read(part, text):
     assert normalise([{"role": "tool", "content": [part]}, USER])[0] == said("tool", text)
 
 
-def test_a_type_is_logged_once_whatever_it_says(caplog):
-    left_out.cache_clear()
-    for kind in ("new\nline" * 50, "new\nline" * 50, "other"):
+def test_results_of_tools_as_objects_are_shown_as_json():
+    assert normalise([{"role": "tool", "content": {"days": [1, "ü"]}}, USER])[0] == said("tool", '{"days": [1, "ü"]}')
+    assert normalise([{"role": "tool", "content": {"type": "text", "text": "a"}}, USER])[0] == said("tool", "a")
+
+
+def test_a_type_is_logged_once_whatever_it_says(caplog, monkeypatch):
+    monkeypatch.setattr(parts, "_logged", set())
+    for kind in ("new\nline" * 50, "new\nline" * 50, *map(str, range(1000))):
         normalise([{"role": "assistant", "content": [{"type": kind}]}, USER])
     lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 2 and all("\n" not in line and len(line) < 250 for line in lines)
+    assert len(lines) == parts.MOST_NAMES and all("\n" not in line and len(line) < 250 for line in lines)

@@ -95,6 +95,25 @@ def test_arguments_of_any_shape_are_shown_to_the_model(live, dialect, arguments)
         assert "<parameter=city>\na\nb\n</parameter>" in text
 
 
+def nested(levels) -> dict:
+    value: dict = {}
+    for _ in range(levels):
+        value = {"type": "document", "source": {"type": "content", "content": [value]}}
+    return value
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("levels", [10, 40, 150, 290])
+def test_nesting_is_read_or_shown_at_any_depth_that_a_body_may_have(live, dialect, levels):
+    deep = nested(levels)
+    entries = a_call(dialect, deep) + a_call(dialect, json.dumps(deep))
+    field = "output" if dialect == "responses" else "content"
+    result = entries[1]["content"][0] if dialect == "messages" else entries[1]
+    for content in (deep, [deep], {"a": deep}):
+        result[field] = content
+        rendered(live, dialect, *entries)
+
+
 def own_answer(dialect, answer) -> list[dict]:
     """kakera's answer as clients put it into the next request, with a result for each call."""
     match dialect:
@@ -163,7 +182,7 @@ def test_blocks_of_a_user_that_can_not_be_read_are_a_line_of_text(live, block):
         ([IMAGE, TEXT], "[image left out: only text can be read here]\nfound it"),
         ({"type": "text", "text": "found it"}, "found it"),
         (None, ""),
-        (5, "[int left out: only text can be read here]"),
+        (5, "5"),
     ],
     ids=str,
 )
@@ -345,7 +364,7 @@ def message_entries() -> list[dict]:
     entries += [{"role": role, "content": [block]} for role in ("user", "assistant", "system") for block in blocks]
     result = {"type": "tool_result", "tool_use_id": "c", "is_error": True}
     entries += [{"role": "user", "content": [{**result, "content": [block]}]} for block in blocks]
-    return [*entries, {"role": "assistant", "content": []}, {"role": "user", "content": ""}]
+    return [*entries, *({"role": "assistant", "content": content} for content in ([], None, ""))]
 
 
 def response_entries() -> list[dict]:

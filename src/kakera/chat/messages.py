@@ -7,10 +7,9 @@ the field; what stands in its history is read as well as possible (parts.py).
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from kakera.chat.parts import content_text, left_out
+from kakera.chat.parts import as_json, content_text, left_out
 from kakera.errors import RequestRefused
 from kakera.text.json_size import read_json
 
@@ -98,7 +97,7 @@ def call_arguments(given: Any) -> dict[str, Any]:
         return read
     if isinstance(given, str) or not deep:
         return {RAW: given}
-    return {RAW: json.dumps(given, ensure_ascii=False)}
+    return {RAW: as_json(given)}
 
 
 def _within(value: Any, levels: int) -> bool:

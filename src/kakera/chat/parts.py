@@ -6,14 +6,15 @@ more, so a refusal would be the answer to each later turn: there the model is to
 
 from __future__ import annotations
 
+import json
 import logging
-from functools import lru_cache
 from typing import Any
 
 from kakera.errors import RequestRefused
 
 log = logging.getLogger(__name__)
 NAME_LETTERS = 100  # of a type that a client invents, in a log line or a prompt
+MOST_NAMES = 256  # that are logged, each once; who invents types must not fill the log
 
 TEXT = {
     "text": "text",
@@ -40,7 +41,9 @@ def content_text(content: Any, path: str, *, now: bool = False, joint: str = "")
         return joint.join(part_text(part, f"{path}[{i}]", now=now) for i, part in enumerate(content))
     if now:
         raise RequestRefused(f"{path} must be a string, null or a list of parts", param=path)
-    return part_text(content, path)
+    if isinstance(content, dict) and "type" in content:
+        return part_text(content, path)
+    return as_json(content)  # a tool's result as it came
 
 
 def part_text(part: Any, path: str, *, now: bool = False) -> str:
@@ -66,22 +69,40 @@ def _reference(kind: str, part: dict[str, Any]) -> str | None:
     command has printed."""
     match kind:
         case "document" if isinstance(source := part.get("source"), dict) and source.get("type") in ("text", "content"):
-            found = content_text(source.get("data") or source.get("content"), "source", joint="\n")
+            found = _inner(source.get("data") or source.get("content"))
         case "search_result":
-            found = content_text(part.get("content"), "content", joint="\n")
+            found = _inner(part.get("content"))
         case "tool_reference":
             return f"Tool: {part.get('tool_name')}"
         case _ if "stdout" in part or "stderr" in part:
             return "".join(text for name in ("stdout", "stderr") if isinstance(text := part.get(name), str))
         case _:
             return None
-    head = (part.get(name) for name in ("title", "source", "context"))
-    return "\n".join([*(text for text in head if isinstance(text, str) and text), found])
+    head = [text for name in ("title", "source", "context") if isinstance(text := part.get(name), str) and text]
+    return "\n".join([*head, *found])
 
 
-@lru_cache(maxsize=256)  # and so logged once a type
+def _inner(content: Any) -> list[str]:
+    """Texts of a part within a part, and no deeper: who nests them must not exhaust the stack."""
+    parts = content if isinstance(content, list) else [content]
+    texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+    return [text for text in texts if isinstance(text, str)]
+
+
+def as_json(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError:
+        return left_out("value that is nested too deeply")
+
+
+_logged: set[str] = set()
+
+
 def left_out(kind: str) -> str:
-    """Logs that a history's item or part has no place in a prompt; returns the line that tells the model."""
+    """Logs once a type that something in a history has no place in a prompt; returns the line that tells the model."""
     kind = kind[:NAME_LETTERS]
-    log.warning("a history has something of type %r, which can not be read here and is left out", kind)
+    if kind not in _logged and len(_logged) < MOST_NAMES:
+        _logged.add(kind)
+        log.warning("a history has something of type %r, which can not be read here and is left out", kind)
     return f"[{kind} left out: only text can be read here]"

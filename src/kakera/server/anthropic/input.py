@@ -66,8 +66,8 @@ def system_text(system: str | list[dict[str, Any]] | None) -> str:
 
 def chat_messages(message: Message, path: str, last: bool) -> list[dict[str, Any]]:
     """One message of theirs is several of a chat's where it holds tool results. `last`: of the conversation."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
+    if message.content is None or isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content or ""}]
     path += ".content"
     if message.role == "assistant":
         return [assistant_message(message.content, path)]

@@ -14,7 +14,7 @@ Blocks = Items[dict[str, Any]]
 
 class Message(Body):
     role: Literal["user", "assistant", "system"]
-    content: str | Blocks
+    content: str | Blocks | None = None
 
 
 class AnthropicTool(Body):
