@@ -102,7 +102,7 @@ def test_arguments_nested_too_deeply_for_a_template_are_text():
 
 
 def test_a_call_of_nothing_is_left_out():
-    calls = [{}, {"function": None}, {"function": {"name": 5}}, {"type": "custom", "custom": {}}]
+    calls = [{}, None, 5, {"function": None}, {"function": {"name": 5}}, {"type": "custom", "custom": {}}]
     [message, _] = normalise([{"role": "assistant", "content": "a", "tool_calls": calls}, USER])
     assert message == said("assistant", "a")
 

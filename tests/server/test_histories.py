@@ -347,6 +347,8 @@ def chat_entries() -> list[dict]:
         {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{"}},
         {"role": "assistant", "content": "", "tool_calls": [{}], "reasoning_content": None, "annotations": []},
         {"role": "assistant", "content": "", "tool_calls": [], "refusal": None, "audio": {"id": "a"}},
+        {"role": "assistant", "content": [None, 5, []], "tool_calls": [None, 5]},
+        {"role": "tool", "tool_call_id": 5, "content": {"days": 1}},
         {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "f", "input": "x"}}]},
     ]
     return entries

@@ -16,9 +16,11 @@ CLOSES = {
 SPOKEN = f"{WORDS}\n</think>\n\nUse the </think> tag, or `</think>`."
 FILE = CALL.replace('Oslo, "N"', "a\n</think>\nb")
 STOPPED = "Alpha STOP beta.\n</think>\n\nGamma STOP delta."
+FORM = '{"tag": "a </think> b"}'
 OTHERS = {"SPOKEN-1": SPOKEN, "FILE-1": FILE, "STOPPED-1": STOPPED}
 CUT = CLOSES["LINE-1"]
 TEXTS = [{"match": f"CUT-{at}-", "pieces": [CUT[:at], CUT[at:]]} for at in range(1, len(CUT))]
+TEXTS += [{"match": "FORM-1", "pieces": list(FORM)}]
 TEXTS += [{"match": name, "text": text} for name, text in (CLOSES | OTHERS).items()]
 TEXTS += [{"match": name.replace("-1", "-2"), "pieces": list(text)} for name, text in CLOSES.items()]
 
@@ -92,6 +94,11 @@ def test_arguments_of_a_call_keep_it(live, more):
     message = live.post("/v1/chat/completions", **body).json()["choices"][0]["message"]
     if more.get("thinking_budget") is None:  # where forced tokens do not take the place of the call's
         assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "a\\n</think>\\nb"}'
+
+
+def test_an_answer_in_a_form_keeps_it(live):
+    form = {"type": "json_object"}
+    assert chat(live, "FORM-1", response_format=form, enable_thinking=False)[1] == FORM
 
 
 def test_a_stop_string_acts_on_content(live):

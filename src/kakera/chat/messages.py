@@ -69,8 +69,9 @@ def _message(message: dict[str, Any], content: str) -> dict[str, Any]:
     return result
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any] | None:
+def _call(call: Any) -> dict[str, Any] | None:
     """A call as templates read it; None if it calls nothing."""
+    call = call if isinstance(call, dict) else {}
     kind = "custom" if call.get("type") == "custom" else "function"
     called = call.get(kind)
     if not isinstance(called, dict) or not isinstance(called.get("name"), str):

@@ -95,7 +95,8 @@ class ChoiceText:
         self._silent = frozenset(job.sampling.stop_token_ids)
         self._thinking = ThinkSplitter(job.chat.opens_thinking, calls=bool(job.chat.tools)) if job.chat else None
         self._calls = ToolCallParser(list(job.chat.tools)) if job.chat and job.chat.tools else None
-        self._strays = StrayCloses(expected=not job.chat.opens_thinking) if job.chat else None
+        formed = job.sampling.constraint is not None and job.sampling.constraint.required  # then no tag is out of place
+        self._strays = StrayCloses(expected=not job.chat.opens_thinking) if job.chat and not formed else None
         self._stop_everywhere = job.chat is None or job.chat.stop_in_thinking
         self._budget = job.sampling.thinking.tokens if job.sampling.thinking else None
         self._pending: deque[tuple[int, TokenLogprob]] = deque()  # (characters before the token, its logprob)
@@ -170,14 +171,15 @@ class ChoiceText:
         return reasoning, content if self._stop_everywhere else self._until_stop(content, last)
 
     def _until_stop(self, text: str, last: bool) -> str:
+        """The text that may be shown of it; `_passed` moves to where that ends."""
+        if self.stopped:
+            return ""
         if self._count <= self._min_tokens and not last:
-            shown, kept_back = text, 0
-        else:
-            before = len(self._stops.held) + len(text)
-            shown = self._stops.feed(text) + (self._stops.finish() if last else "")
-            kept_back = before - len(shown)
-        if not (last and self.stopped):
-            self._passed = self._decoded - kept_back
+            self._passed = self._decoded
+            return text
+        before = len(self._stops.held) + len(text)
+        shown = self._stops.feed(text) + (self._stops.finish() if last else "")
+        self._passed = self._decoded - (before - len(shown))
         return shown
 
     def _delta(self, reasoning: str, content: str, last: bool, truncated: bool = False) -> Delta:

@@ -110,9 +110,8 @@ class ChatMessage(Body):
     """Roles and content parts are judged by kakera.chat.messages, which knows what the model can read."""
 
     role: str = Field(json_schema_extra={"enum": [*ROLES]})
-    content: str | Items[dict[str, Any] | str] | dict[str, Any] | None = None
-    tool_calls: Items[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    content: str | Items[Any] | dict[str, Any] | None = None
+    tool_calls: Items[Any] | None = None
 
 
 class ChatBody(GenerationBody):

@@ -96,12 +96,9 @@ def input_messages(items: list[dict[str, Any]], names: ToolNames) -> list[Messag
 
 def called_and_answered(items: list[dict[str, Any]]) -> set[str]:
     """Ids of calls whose results stand in the input as well."""
-    ids: dict[bool, set[str]] = {False: set(), True: set()}
-    for item in items:
-        kind, call_id = str(item.get("type")), item.get("call_id")
-        if isinstance(call_id, str) and kind.endswith(("_call", "_output")):
-            ids[kind.endswith("_output")].add(call_id)
-    return ids[False] & ids[True]
+    named = [(str(item.get("type")), call_id) for item in items if isinstance(call_id := item.get("call_id"), str)]
+    calls = {call_id for kind, call_id in named if kind.endswith("_call")}
+    return calls & {call_id for kind, call_id in named if kind.endswith("_output")}
 
 
 def said(item: dict[str, Any], path: str, last: bool) -> Message:
