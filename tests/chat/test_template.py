@@ -169,6 +169,24 @@ def test_a_template_that_refuses_is_a_400_about_the_messages():
     assert refusal.value.param == "messages"
 
 
+NEEDS_A_USER = """{%- set ns = namespace(query=false) -%}{%- for m in messages[::-1] -%}
+{%- if m.role == 'user' -%}{%- set ns.query = true -%}{%- endif -%}
+{%- endfor -%}{%- if not ns.query -%}{{- raise_exception('No user query found in messages.') -}}{%- endif -%}
+{%- for m in messages -%}{{- m.role + ': ' + m.content + '. ' -}}{%- endfor -%}"""
+ANSWER = {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "s"}]])
+@pytest.mark.parametrize("rest", [[ANSWER], [ANSWER, {"role": "tool", "content": "t"}]])
+def test_a_template_that_needs_a_user_gets_a_stand_in_where_a_compaction_left_none(system, rest):
+    """Qwen3.5's own template raises so."""
+    needing = ChatTemplate(NEEDS_A_USER, tokenizer)
+    text = tokenizer.decode(needing.prompt([*system, *rest]).tokens)
+    assert text.startswith("system: s. user: Continue.. " if system else "user: Continue.. ") and "a." in text
+    text = tokenizer.decode(needing.prompt([*system, {"role": "user", "content": "hi"}, *rest]).tokens)
+    assert "Continue." not in text
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [

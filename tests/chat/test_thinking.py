@@ -25,7 +25,7 @@ CASES = [
     ("  Answer", {"inside": False}, ("", "  Answer")),
     ("never closed </thin", {"inside": True}, ("never closed </thin", "")),
     ("plan " + CALL, {"inside": True, "calls": True}, ("plan", CALL)),
-    ("plan " + CALL + "\n</think>\n\nok", {"inside": True, "calls": True}, ("plan", CALL + "\n\n\nok")),
+    ("plan " + CALL + "\n</think>\n\nok", {"inside": True, "calls": True}, ("plan", CALL + "\n</think>\n\nok")),
     ("I know <tool_call> tags.\n</think>\nok", {"inside": True, "calls": True}, ("I know <tool_call> tags.", "ok")),
     ("plan " + CALL, {"inside": True}, ("plan " + CALL, "")),
     ("plan " + JSON_CALL, {"inside": True, "calls": True}, ("plan", JSON_CALL)),

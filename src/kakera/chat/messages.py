@@ -1,19 +1,22 @@
 """Chat messages as clients send them, made uniform: what every template can rely on.
 
 After `normalise`: system messages at the start are one, later ones stand where the client put them, every content is a
-string, every tool call's arguments are a mapping. What can not be served is refused with the path of the field.
+string, every tool call's arguments are a mapping. What a request asks now and can not have is refused with the path of
+the field; what stands in its history is read as well as possible (parts.py).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from kakera.chat.parts import as_json, content_text, left_out
 from kakera.errors import RequestRefused
 from kakera.text.json_size import read_json
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 SYSTEM = ("system", "developer")
-TEXT_PARTS = ("text", "input_text", "output_text")
+RAW = "arguments"  # the parameter under which the model is shown arguments that are no object
+DEEP = 64  # levels of arguments that a template can walk through within Python's recursion limit
 
 
 def normalise(messages: list[dict[str, Any]], late_system: bool = False) -> list[dict[str, Any]]:
@@ -21,8 +24,8 @@ def normalise(messages: list[dict[str, Any]], late_system: bool = False) -> list
 
     They keep their place either way: moved to the top, a note that an agent adds on its way would make the whole
     prompt new, which is minutes of prefill where the cache could have served it, and it would speak of what comes next
-    before anything was said. Raises RequestRefused (400, `param` set) for roles, parts and arguments that can not be
-    rendered.
+    before anything was said. Raises RequestRefused (400, `param` set) for roles, and for parts of a last message of the
+    user that can not be rendered.
     """
     if not messages:
         raise RequestRefused("messages is empty; send at least one message", param="messages")
@@ -33,9 +36,10 @@ def normalise(messages: list[dict[str, Any]], late_system: bool = False) -> list
         role = message.get("role")
         if role not in ROLES:
             raise RequestRefused(f"{path}.role is {role!r}; known roles: {', '.join(ROLES)}", param=f"{path}.role")
-        content = _text(message.get("content"), f"{path}.content")
+        now = role == "user" and index == len(messages) - 1
+        content = content_text(message.get("content"), f"{path}.content", now=now)
         if role not in SYSTEM:
-            others.append(_message(message, content, path))
+            others.append(_message(message, content))
         elif not others:
             system.append(content)
         elif content:
@@ -49,49 +53,57 @@ def _reminder(content: str) -> dict[str, Any]:
     return {"role": "user", "content": f"<system-reminder>\n{content}\n</system-reminder>"}
 
 
-def _message(message: dict[str, Any], content: str, path: str) -> dict[str, Any]:
-    result: dict[str, Any] = {"role": message["role"], "content": content}
-    if message["role"] != "assistant":
+def _message(message: dict[str, Any], content: str) -> dict[str, Any]:
+    role = message["role"]
+    result: dict[str, Any] = {"role": "tool" if role == "function" else role, "content": content}
+    if role != "assistant":
         return result
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str):
         result["reasoning_content"] = reasoning
-    if calls := message.get("tool_calls"):
-        result["tool_calls"] = [_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    given = list(message.get("tool_calls") or ())
+    if message.get("function_call"):  # its spelling before there were tools
+        given.append({"function": message["function_call"]})
+    if calls := [read for call in given if (read := _call(call)) is not None]:
+        result["tool_calls"] = calls
     return result
 
 
-def _text(content: Any, path: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestRefused(f"{path} must be a string, null or a list of parts", param=path)
-    return "".join(_part(part, f"{path}[{i}]") for i, part in enumerate(content))
+def _call(call: Any) -> dict[str, Any] | None:
+    """A call as templates read it; None if it calls nothing."""
+    call = call if isinstance(call, dict) else {}
+    kind = "custom" if call.get("type") == "custom" else "function"
+    called = call.get(kind)
+    if not isinstance(called, dict) or not isinstance(called.get("name"), str):
+        left_out("tool call without a name")
+        return None
+    arguments = {"input": called.get("input")} if kind == "custom" else call_arguments(called.get("arguments"))
+    return {"id": call.get("id"), "type": "function", "function": {"name": called["name"], "arguments": arguments}}
 
 
-def _part(part: Any, path: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in TEXT_PARTS and isinstance(text := part.get("text"), str):
-        return text
-    if kind in TEXT_PARTS:
-        raise RequestRefused(f"{path}.text must be a string", param=f"{path}.text")
-    raise RequestRefused(f"{path} has type {kind!r}; this model reads text only", param=path)
+def call_arguments(given: Any) -> dict[str, Any]:
+    """Arguments of a call in a history as a mapping. A token limit or a stop string may have cut them, and clients
+    write them as text, as JSON within JSON, as null; what is no object is shown to the model as it stands."""
+    read = given
+    for _ in range(2):
+        if isinstance(read, str):
+            try:
+                read = read_json(read) if read.strip() else None
+            except (ValueError, RecursionError):  # a number of 5,000 digits is a ValueError of another kind
+                break
+    if read is None or read == []:
+        return {}
+    deep = not _within(read, DEEP)
+    if isinstance(read, dict) and not deep:
+        return read
+    if isinstance(given, str) or not deep:
+        return {RAW: given}
+    return {RAW: as_json(given)}
 
 
-def _call(call: dict[str, Any], path: str) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestRefused(f"{path}.function needs a name", param=f"{path}.function")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = read_json(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError) as error:  # a number of 5,000 digits is a ValueError of another kind
-            raise RequestRefused(
-                f"{path}: arguments are not JSON ({error})", param=f"{path}.function.arguments"
-            ) from None
-    if not isinstance(arguments, dict):
-        raise RequestRefused(f"{path}: arguments must be a JSON object", param=f"{path}.function.arguments")
-    return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+def _within(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in at most so many levels."""
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_within(item, levels - 1) for item in inner)

@@ -23,6 +23,9 @@ from kakera.contract.request import Boundary, packed
 from kakera.errors import CheckpointError, RequestRefused
 from kakera.text.tokenizer import AddedToken, Tokenizer, Watch, after, unwatched
 
+# Some templates, Qwen3.5's own among them, refuse a conversation without a user's message, which is what an agent has
+# left after it has compacted a long turn.
+STAND_IN = {"role": "user", "content": "Continue."}
 MASKS = [chr(c) for c in range(0xFDD0, 0xFDF0)]  # noncharacters: no text means them
 
 
@@ -85,12 +88,24 @@ class ChatTemplate:
     ) -> Prompt:
         mask = _unused_mask(messages, tools, variables)
         masked = [self._masked(m, mask, control_only=m["role"] == "assistant") for m in messages]
-        text = self._render(masked, self._masked(tools, mask), self._masked(variables or {}, mask))
+        text = self._render_history(masked, self._masked(tools, mask), self._masked(variables or {}, mask))
         tokens, ends = self._tokenise(text, mask, watch)
         boundaries = [Boundary(end, "message") for end in ends if end < len(tokens)]
         if boundaries and (tools or messages[0]["role"] == "system"):
             boundaries[0] = Boundary(boundaries[0].position, "system")
         return Prompt(tokens, (*boundaries, Boundary(len(tokens), "prompt")), self._opens_thinking(text))
+
+    def _render_history(self, messages: list[dict[str, Any]], tools: Any, variables: dict[str, Any]) -> str:
+        """With a stand-in for the user behind the system message if the template does not go without. Raises
+        RequestRefused with the template's words if that does not help."""
+        try:
+            return self._render(messages, tools, variables)
+        except RequestRefused as refusal:
+            head = 1 if messages[0]["role"] == "system" else 0
+            try:
+                return self._render([*messages[:head], STAND_IN, *messages[head:]], tools, variables)
+            except RequestRefused:
+                raise refusal from None
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, variables: dict[str, Any]) -> str:
         known = {"messages": messages, "tools": tools or None, "add_generation_prompt": True}

@@ -83,7 +83,7 @@ class ThinkSplitter:
         self._calls = calls
         self._held = ""
         self._shown_reasoning = False
-        self._expect_stray_close = False
+        self.unclosed = False  # a call has ended the reasoning, whose tag may follow
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
@@ -131,7 +131,7 @@ class ThinkSplitter:
         call = CALL_HEAD.search(self._held) if self._calls else None
         if call and (close < 0 or call.start() < close):
             reasoning, self._held = self._held[: call.start()], self._held[call.start() :]
-            self._state, self._expect_stray_close = self._after, True
+            self._state, self.unclosed = self._after, True
             return reasoning.rstrip()
         if close >= 0:
             reasoning, self._held = self._held[:close], self._held[close + len(CLOSE) :]
@@ -161,11 +161,4 @@ class ThinkSplitter:
 
     def _content(self) -> str | None:
         text, self._held = self._held, ""
-        if self._expect_stray_close:
-            before, found, behind = text.partition(CLOSE)
-            if found:
-                self._expect_stray_close = False
-                text = before + behind
-            elif size := partial_suffix(text, CLOSE):
-                text, self._held = text[:-size], text[-size:]
         return text

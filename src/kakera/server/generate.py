@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kakera.chat.stray import StrayCloses
 from kakera.chat.thinking import ThinkSplitter
 from kakera.chat.tools import END_TAGS, CallDelta, ToolCallParser
 from kakera.contract.events import (
@@ -39,10 +40,11 @@ STATUS = {ENGINE_ERROR: 500, INVALID_GRAMMAR: 400}  # by the code of an error
 
 @dataclass(frozen=True)
 class ChatOutput:
-    """How a chat's answer is to be taken apart."""
+    """How a chat's answer is to be taken apart. `stop_in_thinking`: stop strings act on the reasoning as well."""
 
     opens_thinking: bool
     tools: tuple[dict[str, Any], ...] = ()
+    stop_in_thinking: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Delta:
 
 
 class ChoiceText:
-    """One choice's way from tokens to Deltas: whole characters, stop strings, reasoning, tool calls."""
+    """One choice's way from tokens to Deltas: whole characters, reasoning, stop strings, tool calls."""
 
     def __init__(self, job: Job, choice: int, tokenizer: Tokenizer):
         self._choice = choice
@@ -97,6 +99,10 @@ class ChoiceText:
         self._silent = frozenset(job.sampling.stop_token_ids)
         self._thinking = ThinkSplitter(job.chat.opens_thinking, calls=bool(job.chat.tools)) if job.chat else None
         self._calls = ToolCallParser(list(job.chat.tools)) if job.chat and job.chat.tools else None
+        formed = job.sampling.constraint is not None and job.sampling.constraint.required  # then no tag is out of place
+        self._strays = StrayCloses(expected=not job.chat.opens_thinking) if job.chat and not formed else None
+        self._stop_everywhere = job.chat is None or job.chat.stop_in_thinking
+        self._budget = job.sampling.thinking.tokens if job.sampling.thinking else None
         self._pending: deque[tuple[int, TokenLogprob]] = deque()  # (characters before the token, its logprob)
         self._decoded = 0  # characters that came out of the detokenizer
         self._passed = 0  # characters that passed the stop strings
@@ -117,7 +123,7 @@ class ChoiceText:
             return Delta(self._choice)
         if self._thinking is not None and self._thinking.reasoning:
             self._reasoning_tokens += len(event.tokens)
-        shown = ""
+        reasoning, content = "", ""
         for i, token in enumerate(event.tokens):
             self._count += 1
             if token in self._silent and self._count > self._min_tokens:
@@ -126,8 +132,11 @@ class ChoiceText:
                 self._pending.append((self._decoded, event.logprobs[i]))
             text = self._detokenizer.feed(token)
             self._decoded += len(text)
-            shown += text if self._count <= self._min_tokens else self._stops.feed(text)
-        return self._delta(shown, last=False)
+            more = self._split(text, last=False)
+            reasoning, content = reasoning + more[0], content + more[1]
+            if self.stopped:
+                break
+        return self._delta(reasoning, content, last=False)
 
     def finish(self, event: Finished) -> Delta:
         """The choice's last delta. Raises RequestRefused (500, 503) if the engine gave up on it, and 400 if its grammar
@@ -135,9 +144,11 @@ class ChoiceText:
         if event.reason == "error" or (event.reason == "abort" and not self.stopped):
             message = event.message or "the engine aborted this request"
             raise RequestRefused(message, status=STATUS.get(event.code, 503), code=event.code or "aborted")
-        tail = "" if self.stopped else self._stops.feed(self._detokenizer.finish()) + self._stops.finish()
+        tail = "" if self.stopped else self._detokenizer.finish()
+        self._decoded += len(tail)
+        reasoning, content = self._split(tail, last=True)
         limited = event.reason == "length" and not self.stopped
-        delta = self._delta(tail, last=True, truncated=limited or self._stopped_by_words)
+        delta = self._delta(reasoning, content, last=True, truncated=limited or self._stopped_by_words)
         called = self._calls is not None and self._calls.calls > 0 and not self._calls.cut
         reason = "length" if limited else "tool_calls" if called else "stop"
         return replace(
@@ -148,20 +159,47 @@ class ChoiceText:
             usage=event.usage,
         )
 
-    def _delta(self, shown: str, last: bool, truncated: bool = False) -> Delta:
-        self._passed += len(shown)
-        logprobs = self._released(last)
+    def _split(self, text: str, last: bool) -> tuple[str, str]:
+        """What the text adds to reasoning and content, up to a stop string."""
+        if self._stop_everywhere:
+            text = self._until_stop(text, last)
         if self._thinking is None:
-            return Delta(self._choice, shown, logprobs=logprobs)
-        parts = self._thinking.feed(shown) + (self._thinking.finish() if last else [])
+            return "", text
+        inside = self._thinking.reasoning
+        parts = self._thinking.feed(text) + (self._thinking.finish() if last else [])
+        if inside and not self._thinking.reasoning and self._strays is not None:
+            forced = self._budget is not None and self._count > self._budget
+            self._strays.expected = forced or self._thinking.unclosed
         reasoning = "".join(part.text for part in parts if part.kind == "reasoning")
         content = "".join(part.text for part in parts if part.kind == "content")
-        if self._calls is None:
-            return Delta(self._choice, content, reasoning, logprobs=logprobs)
-        outputs = self._calls.feed(content) + (self._calls.finish(truncated) if last else [])
-        text = "".join(o for o in outputs if isinstance(o, str))
+        return reasoning, content if self._stop_everywhere else self._until_stop(content, last)
+
+    def _until_stop(self, text: str, last: bool) -> str:
+        """The text that may be shown of it; `_passed` moves to where that ends."""
+        if self.stopped:
+            return ""
+        if self._count <= self._min_tokens and not last:
+            self._passed = self._decoded
+            return text
+        before = len(self._stops.held) + len(text)
+        shown = self._stops.feed(text) + (self._stops.finish() if last else "")
+        self._passed = self._decoded - (before - len(shown))
+        return shown
+
+    def _delta(self, reasoning: str, content: str, last: bool, truncated: bool = False) -> Delta:
+        logprobs = self._released(last)
+        outputs: list[str | CallDelta] = [content]
+        if self._calls is not None:
+            outputs = self._calls.feed(content) + (self._calls.finish(truncated) if last else [])
+        text = self._without_strays(outputs, last)
         calls = tuple(o for o in outputs if isinstance(o, CallDelta))
         return Delta(self._choice, text, reasoning, calls, logprobs)
+
+    def _without_strays(self, outputs: list[str | CallDelta], last: bool) -> str:
+        if self._strays is None:
+            return "".join(o for o in outputs if isinstance(o, str))
+        text = "".join(self._strays.feed(o) if isinstance(o, str) else self._strays.flush() for o in outputs)
+        return text + self._strays.flush() if last else text
 
     def _released(self, last: bool) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of tokens whose text has begun to show; those behind a stop string never do."""

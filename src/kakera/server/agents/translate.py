@@ -56,34 +56,6 @@ async def count_prompt(body: ChatBody, service: Service) -> int:
     return len(prompt.tokens)
 
 
-def text_of(content: Any, path: str, kinds: tuple[str, ...], joint: str = "") -> str:
-    """The text of a string or of a list of text parts. Raises RequestRefused naming the part that is something else."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise RequestRefused(f"{path} must be a string or a list of parts", param=path)
-    return joint.join(part_text(part, f"{path}[{i}]", kinds) for i, part in enumerate(content))
-
-
-def part_text(part: Any, path: str, kinds: tuple[str, ...]) -> str:
-    kind = kind_of(part, path)
-    if kind not in kinds:
-        raise unreadable(kind, path)
-    return string(part, "text", path)
-
-
-def kind_of(item: Any, path: str) -> str:
-    if not isinstance(item, dict):
-        raise RequestRefused(f"{path} must be an object with a type", param=path)
-    return str(item.get("type"))
-
-
-def unreadable(kind: str, path: str) -> RequestRefused:
-    return RequestRefused(
-        f"{path}.type is {kind!r}, which can not be read here: this model reads text only", param=path
-    )
-
-
 def string(item: dict[str, Any], name: str, path: str) -> str:
     """A field that must be there and be a string."""
     value = item.get(name)

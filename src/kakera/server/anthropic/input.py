@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from kakera.chat.parts import content_text, left_out, part_text
 from kakera.errors import RequestRefused
-from kakera.server.agents.translate import chat_body, kind_of, part_text, string, text_of, unreadable
+from kakera.server.agents.translate import chat_body
 from kakera.server.anthropic.schema import AnthropicTool, AnthropicToolChoice, CountBody, Message, MessagesBody
 from kakera.server.openai.schema import ChatBody
 
 # Agents begin their system prompt with a line about billing whose hash changes with every request. It says nothing to
 # the model, and left in place it would make every prompt new from its first tokens on.
 ATTRIBUTION = re.compile(r"\A(x-anthropic-[\w-]+:[^\n]*(\n+|\Z))+")
-TEXT = ("text",)
 NAMES = {
     "stop": "stop_sequences",
     "reasoning_effort": "output_config.effort",
@@ -30,7 +30,7 @@ def messages_chat(body: CountBody) -> ChatBody:
     system = system_text(body.system)
     messages = [{"role": "system", "content": system}] if system else []
     for index, message in enumerate(body.messages):
-        messages += chat_messages(message, f"messages[{index}]")
+        messages += chat_messages(message, f"messages[{index}]", index == len(body.messages) - 1)
     fields: dict[str, Any] = {
         "messages": messages,
         "tools": [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])] or None,
@@ -50,6 +50,7 @@ def messages_chat(body: CountBody) -> ChatBody:
             "top_p": body.top_p,
             "top_k": body.top_k,
             "stop": body.stop_sequences,
+            "stop_in_thinking": body.stop_in_thinking,
             "cache": body.cache,
         }
     return chat_body(fields, NAMES)
@@ -59,35 +60,34 @@ def system_text(system: str | list[dict[str, Any]] | None) -> str:
     if isinstance(system, str):
         texts = [system]
     else:
-        texts = [part_text(block, f"system[{i}]", TEXT) for i, block in enumerate(system or [])]
+        texts = [part_text(block, f"system[{i}]", now=True) for i, block in enumerate(system or [])]
     return "\n\n".join(text for text in (ATTRIBUTION.sub("", text) for text in texts) if text)
 
 
-def chat_messages(message: Message, path: str) -> list[dict[str, Any]]:
-    """One message of theirs is several of a chat's where it holds tool results."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
+def chat_messages(message: Message, path: str, last: bool) -> list[dict[str, Any]]:
+    """One message of theirs is several of a chat's where it holds tool results. `last`: of the conversation."""
+    if message.content is None or isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content or ""}]
     path += ".content"
     if message.role == "assistant":
         return [assistant_message(message.content, path)]
     if message.role == "system":
-        return [{"role": "system", "content": text_of(message.content, path, TEXT, "\n\n")}]
-    return user_messages(message.content, path)
+        return [{"role": "system", "content": content_text(message.content, path, joint="\n\n")}]
+    asked = last and all(block.get("type") != "tool_result" for block in message.content)
+    return user_messages(message.content, path, asked)
 
 
-def user_messages(blocks: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
+def user_messages(blocks: list[dict[str, Any]], path: str, now: bool) -> list[dict[str, Any]]:
+    """`now`: the user wrote this for the request; what stands beside results of tools, the client did."""
     messages: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
-        at = f"{path}[{index}]"
-        match kind_of(block, at):
-            case "text":
-                if not messages or messages[-1]["role"] != "user":
-                    messages.append({"role": "user", "content": []})
-                messages[-1]["content"].append(string(block, "text", at))
-            case "tool_result":
-                messages.append(tool_message(block, at))
-            case kind:
-                raise unreadable(kind, at)
+        if block.get("type") == "tool_result":
+            messages.append(tool_message(block, f"{path}[{index}]"))
+            continue
+        text = part_text(block, f"{path}[{index}]", now=now)
+        if not messages or messages[-1]["role"] != "user":
+            messages.append({"role": "user", "content": []})
+        messages[-1]["content"].append(text)
     for message in messages:
         if message["role"] == "user":  # joined last: a growing string would be copied each time
             message["content"] = "\n".join(message["content"])
@@ -95,28 +95,30 @@ def user_messages(blocks: list[dict[str, Any]], path: str) -> list[dict[str, Any
 
 
 def tool_message(block: dict[str, Any], path: str) -> dict[str, Any]:
-    text = text_of(block.get("content"), f"{path}.content", TEXT, "\n")
+    text = content_text(block.get("content"), f"{path}.content", joint="\n")
     if block.get("is_error"):
         text = f"Error: {text}"  # the template has no other place to say so
-    return {"role": "tool", "tool_call_id": string(block, "tool_use_id", path), "content": text}
+    return {"role": "tool", "content": text}
 
 
 def assistant_message(blocks: list[dict[str, Any]], path: str) -> dict[str, Any]:
+    """Blocks of tools that ran at Anthropic are left out: the words behind them say what was found."""
     text, reasoning = "", ""
     calls: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
-        at = f"{path}[{index}]"
-        match kind_of(block, at):
-            case "text":
-                text += string(block, "text", at)
-            case "thinking":
-                reasoning += string(block, "thinking", at)
+        match block.get("type"):
+            case "text" | "search_result":
+                text += part_text(block, f"{path}[{index}]")
+            case "compaction":  # what a former model kept of all that stood before
+                text += content_text(block.get("content"), f"{path}[{index}].content")
+            case "thinking" if isinstance(thought := block.get("thinking"), str):
+                reasoning += thought
             case "redacted_thinking":
                 pass  # only who wrote it can read it
             case "tool_use":
-                calls.append(call_object(block, at))
+                calls.append(call_object(block))
             case kind:
-                raise unreadable(kind, at)
+                left_out(str(kind))
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -125,12 +127,9 @@ def assistant_message(blocks: list[dict[str, Any]], path: str) -> dict[str, Any]
     return message
 
 
-def call_object(block: dict[str, Any], path: str) -> dict[str, Any]:
-    arguments = block.get("input")
-    if not isinstance(arguments, dict):
-        raise RequestRefused(f"{path}.input must be an object", param=f"{path}.input")
-    function = {"name": string(block, "name", path), "arguments": arguments}
-    return {"id": string(block, "id", path), "type": "function", "function": function}
+def call_object(block: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": block.get("input")}
+    return {"id": block.get("id"), "type": "function", "function": function}
 
 
 def function_tool(tool: AnthropicTool, path: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ Blocks = Items[dict[str, Any]]
 
 class Message(Body):
     role: Literal["user", "assistant", "system"]
-    content: str | Blocks
+    content: str | Blocks | None = None
 
 
 class AnthropicTool(Body):
@@ -76,6 +76,7 @@ class MessagesBody(CountBody):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, le=MANY)
     stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_in_thinking: bool | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
     cache: bool | None = None

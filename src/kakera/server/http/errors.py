@@ -145,4 +145,4 @@ def field_path(location: Sequence[str | int]) -> str | None:
     return path or None
 
 
-UNION_BRANCHES = {"str", "int", "float", "bool", "NamedToolChoice"}
+UNION_BRANCHES = {"str", "int", "float", "bool", "NamedToolChoice", "FunctionName"}

@@ -47,6 +47,7 @@ class AssistantMessage(TypedDict):
     content: str | None
     reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCall]]
+    function_call: NotRequired[CalledFunction]  # beside them, where the request had `functions`
 
 
 @closed
@@ -72,7 +73,7 @@ class ChatChoice(TypedDict):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: Literal["stop", "length", "tool_calls", "function_call"]
 
 
 @closed

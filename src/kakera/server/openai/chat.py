@@ -77,7 +77,7 @@ async def chat_job(body: ChatBody, service: Service) -> Job:
         boundaries=prompt.boundaries,
         choices=body.n or 1,
         stops=body.stops,
-        chat=ChatOutput(prompt.opens_thinking, tuple(tools)),
+        chat=ChatOutput(prompt.opens_thinking, tuple(tools), stop_in_thinking=body.stop_in_thinking is True),
         cache=body.cache is not False,
         progress=bool(body.stream and body.return_progress),
     )
@@ -123,13 +123,15 @@ class _Choice:
             else:
                 self.calls[call.index]["function"]["arguments"] += call.arguments
 
-    def message(self) -> dict[str, Any]:
+    def message(self, legacy: bool) -> dict[str, Any]:
         # Content is null only where OpenAI's is: a tool call without words. A length stop within the reasoning has "".
         message: dict[str, Any] = {"role": "assistant", "content": self.text or (None if self.calls else "")}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.calls:
             message["tool_calls"] = self.calls
+            if legacy:
+                message["function_call"] = self.calls[0]["function"]
         return message
 
 
@@ -152,9 +154,9 @@ class ChatReply(Reply):
             "choices": [
                 {
                     "index": index,
-                    "message": choice.message(),
+                    "message": choice.message(self._body.legacy),
                     "logprobs": self._logprobs(choice.logprobs) if self._body.logprobs else None,
-                    "finish_reason": choice.finish,
+                    "finish_reason": self._finish(choice.finish),
                 }
                 for index, choice in enumerate(choices)
             ],
@@ -171,11 +173,11 @@ class ChatReply(Reply):
                     yield self._chunk(delta.choice, {"role": "assistant", "content": ""})
                 if delta.progress:
                     yield self._chunk(delta.choice, {}, prompt_progress=reading.as_json(delta.choice, delta.progress))
-                fields = delta_fields(delta)
+                fields = delta_fields(delta, self._body.legacy)
                 if fields or delta.logprobs:
                     yield self._chunk(delta.choice, fields, logprobs=delta.logprobs)
                 if delta.finish:
-                    yield self._chunk(delta.choice, {}, finish=delta.finish)
+                    yield self._chunk(delta.choice, {}, finish=self._finish(delta.finish))
         if self._body.include_usage:
             head = self._head("chat.completion.chunk")
             yield event({**head, "choices": [], "usage": self._usage()})
@@ -196,6 +198,9 @@ class ChatReply(Reply):
             "finish_reason": finish,
         }
         return event({**self._head("chat.completion.chunk"), "choices": [entry], **more})
+
+    def _finish(self, reason: str | None) -> str | None:
+        return "function_call" if self._body.legacy and reason == "tool_calls" else reason
 
     def _usage(self) -> ChatUsage:
         return chat_usage(self._generation.usage, self._generation.reasoning_tokens)
@@ -221,7 +226,7 @@ class PromptProgress:
         return {"total": progress.total, "cache": cached, "processed": progress.done, "time_ms": passed}
 
 
-def delta_fields(delta: Delta) -> dict[str, Any]:
+def delta_fields(delta: Delta, legacy: bool = False) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if delta.reasoning:
         fields["reasoning_content"] = delta.reasoning
@@ -229,6 +234,9 @@ def delta_fields(delta: Delta) -> dict[str, Any]:
         fields["content"] = delta.text
     if delta.calls:
         fields["tool_calls"] = [call_object(call, with_index=True) for call in delta.calls]
+        first = [call["function"] for call in fields["tool_calls"] if call["index"] == 0]
+        if legacy and first:  # the name comes once, with the first piece
+            fields["function_call"] = {**first[0], "arguments": "".join(piece["arguments"] for piece in first)}
     return fields
 
 

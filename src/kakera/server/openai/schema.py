@@ -110,12 +110,13 @@ class ChatMessage(Body):
     """Roles and content parts are judged by kakera.chat.messages, which knows what the model can read."""
 
     role: str = Field(json_schema_extra={"enum": [*ROLES]})
-    content: str | Items[dict[str, Any] | str] | None = None
-    tool_calls: Items[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
+    content: str | Items[Any] | dict[str, Any] | None = None
+    tool_calls: Items[Any] | None = None
 
 
 class ChatBody(GenerationBody):
+    """`functions` and `function_call` are what `tools` and `tool_choice` were called once, and become those."""
+
     model_config = shown(CHAT)
 
     messages: Items[ChatMessage]
@@ -125,6 +126,9 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    functions: Items[Function] | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
+    stop_in_thinking: bool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: Effort | None = None
@@ -139,6 +143,26 @@ class ChatBody(GenerationBody):
     @property
     def alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def legacy(self) -> bool:
+        """Whether calls are expected in the spelling of `functions`."""
+        return bool(self.functions)
+
+    @model_validator(mode="after")
+    def _functions_are_tools(self) -> ChatBody:
+        if self.functions and self.tools:
+            raise refuse("functions", "functions is the old name of tools; send one of them")
+        if self.functions:
+            self.tools = [Tool(type="function", function=function) for function in self.functions]
+            self.parallel_tool_calls = False
+        choice = self.function_call
+        if self.tool_choice is None and choice is not None:
+            if isinstance(choice, FunctionName):
+                self.tool_choice = NamedToolChoice(type="function", function=choice)
+            else:
+                self.tool_choice = choice
+        return self
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatBody:

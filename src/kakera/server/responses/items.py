@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kakera.server.agents.blocks import Block, Step
-from kakera.server.responses.input import ToolNames
+from kakera.server.responses.tools import ToolNames
 
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 Payload = dict[str, Any]

@@ -19,9 +19,10 @@ from kakera.server.http.openapi import streams
 from kakera.server.http.sse import Reply, answer, event
 from kakera.server.model import ServedModel
 from kakera.server.responses.answers import ResponseAnswer
-from kakera.server.responses.input import NAMES, ToolNames, responses_chat
+from kakera.server.responses.input import NAMES, responses_chat
 from kakera.server.responses.items import Items
 from kakera.server.responses.schema import ResponsesBody
+from kakera.server.responses.tools import ToolNames
 from kakera.server.service import Service
 
 ROUTE = "/v1/responses"
@@ -39,8 +40,8 @@ def responses_routes(service: Service) -> APIRouter:
 
 
 async def responses_reply(body: ResponsesBody, service: Service, request: Request) -> ResponsesReply:
-    chat, names, left_out = await service.intake.run(lambda watch: responses_chat(body))
-    for kind in left_out:
+    chat, names, unknown = await service.intake.run(lambda watch: responses_chat(body))
+    for kind in unknown:
         service.note(f"tools {kind}", f"tools of type {kind[:100]!r} do not run here and are left out")
     job = await dialect_job(chat, service, "resp", NAMES)
     return ResponsesReply(service.generation(job, request), service.model, body, names)

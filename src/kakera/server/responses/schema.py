@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from kakera.server.examples import RESPONSES, shown
-from kakera.server.fields import Body, Items, Pairs, RequestBody, refuse
+from kakera.server.fields import MAX_STOPS, Body, Items, Pairs, RequestBody, StopString, refuse
 
 # What would need a store of former responses, which this server does not keep.
 STORED = ("previous_response_id", "conversation", "prompt")
@@ -47,6 +47,8 @@ class ResponsesBody(RequestBody):
     max_output_tokens: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop_in_thinking: bool | None = None
     reasoning: Reasoning | None = None
     text: TextConfig | None = None
     stream: bool | None = None
