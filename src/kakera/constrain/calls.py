@@ -11,8 +11,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kakera.chat.parameter_value import carries
 from kakera.chat.schema_types import PYTHON_TYPES, Schema, declared_types, resolve, typed_value
-from kakera.chat.tools import CALL_END, CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END
+from kakera.chat.tags import CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END
 from kakera.constrain.lark import json_value, literal, token
 from kakera.constrain.schema import check_schema
 from kakera.errors import RequestRefused
@@ -115,7 +116,7 @@ def _value(schema: Any, root: Schema, strict: bool, usable: Usable, param: str) 
 def _written(value: Any, types: frozenset[str], strict: bool, param: str) -> str:
     """A single value as calls carry it. Raises RequestRefused if it would be read as another one and is `strict`."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    ended = PARAMETER_END in text or CALL_END.search(text)
+    ended = not carries(text)
     if strict and (ended or json.dumps(typed_value(text, types)) != json.dumps(value)):
         what = "ends there" if ended else f"is read as {typed_value(text, types)!r}"
         raise RequestRefused(
