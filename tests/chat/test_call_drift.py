@@ -265,6 +265,9 @@ def test_what_a_limit_cuts_is_not_lost():
         ({"type": ["string", "null"]}, "nul", '"nul'),
         (STRING, "ls\n</para", '"ls'),
         ({"type": "integer"}, "12\n", "12"),
+        ({"type": "integer"}, "12\n</parameter>\n", "12"),
+        (STRING, "ls\n</parameter>\n</fun", '"ls"'),
+        (STRING, "ls\n</parameter>", '"ls"'),
     ):
         assert parse([start + text], [tool("f", {"x": schema})], truncated=True)[1] == [("f", '{"x": ' + shown)]
 

@@ -56,8 +56,12 @@ class ParameterValue:
         return self._json(held[:safe], last=False), skipped + safe, False
 
     def rest(self, held: str) -> str:
-        """What is left of a value that a limit cut: text as JSON, other types as they were written."""
+        """What is left of a value that a limit cut: whole behind its closing tag, else text as JSON and other types as
+        they were written."""
+        whole = held.startswith(PARAMETER_END, self._scanned)
         held = held[: self._safe(held)] if self._begun else ""
+        if whole:
+            return self._json(held, last=True)
         if self._silent or not held or self._as_text:
             return ""
         return self._json(held, last=False) if not self._types or "string" in self._types else held
