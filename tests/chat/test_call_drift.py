@@ -124,6 +124,7 @@ def test_quotes_that_are_declared_are_the_name():
         ('<function=bash(command="ls > (a)>b")>', ("bash", {"command": "ls > (a)>b"})),
         ('<function=write(path="a", content="b\\n", lines=3, tags=["x"])>',
          ("write", {"path": "a", "content": "b\n", "lines": 3, "tags": ["x"]})),
+        ("<function=bash(command='grep \\d')>", ("bash", {"command": "grep \\d"})),
         ("<function=ping()>", ("ping", {})),
     ],
 )  # fmt: skip
@@ -221,6 +222,8 @@ def test_a_parameter_is_given_once_and_stays_as_it_was_first():
     [(name, arguments)] = parse([twice], TOOLS)[1]
     assert (name, arguments) == ("write", '{"path": "a", "content": "x"}')
     assert read(twice)[1] == [("write", {"path": "a", "content": "x"})]
+    written = '<tool_call>{"name": "write", "arguments": {"path": "a", "path": "b", "content": "x"}}</tool_call>'
+    assert read(written)[1] == [("write", {"path": "a", "content": "x"})]
 
 
 @pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "additionalProperties": False}, "absent"])
@@ -314,12 +317,14 @@ def soups(draw) -> tuple[str, list[str]]:
         if piece in ("WORD", "KEY", "CALL"):
             words.append(word)
         parts.append(
-            {"WORD": word, "KEY": f"\n<parameter={word}>\n", "CALL": call_text("bash", command=word)}.get(piece, piece)
+            {"WORD": word, "KEY": f"\n<parameter={word}>\n", "CALL": call_text("bash", **{f"k{len(words)}": word})}.get(
+                piece, piece
+            )
         )
     return "".join(parts), words
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(soups(), st.booleans(), st.data())
 def test_no_cut_changes_the_events_and_no_word_is_lost(soup, truncated, data):
     text, words = soup
@@ -331,8 +336,8 @@ def test_no_cut_changes_the_events_and_no_word_is_lost(soup, truncated, data):
     if not calls:
         assert shown == text
     everything = shown + "".join(arguments for _, arguments in calls)
-    repeated = [word for word in words if everything.count(word) != 1]
-    assert all(f"<parameter=command>\n{word}\n" in text for word in repeated), (repeated, everything)
+    if text.count('"command"') < 2:  # of two parameters of one name the second is left out
+        assert all(everything.count(word) == 1 for word in words), everything
     if not truncated:
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
 
@@ -357,7 +362,7 @@ def ends_early(value: str) -> bool:
     return False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(PROSE, st.lists(VALUES, min_size=1, max_size=2)), max_size=3), st.data())
 def test_any_values_survive_any_cut(turns, data):
     text, expected = "", []

@@ -11,13 +11,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from kakera.chat.schema_types import JSON_ESCAPES, escaped_strays
+
 MOST_STEPS = 20_000  # strings that may begin or end; a file of 16K tokens with its quotes unescaped has some thousands
 SPACE = re.compile(r"\s*")
 KEY = re.compile(r"\"([^\"\\\n]*)\"\s*:|'([^'\\\n]*)'\s*:|([A-Za-z_][\w.-]*)\s*:")
 WORD = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w.])|[A-Za-z_][\w.-]*")
 WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 AFTER_VALUE = re.compile(r"\s*[,}\]]")
-STRAY_BACKSLASH = re.compile(r"\\(.)", re.DOTALL)
 
 Read = Iterator[tuple[Any, int]]  # a value and where it ends, for each way to read it
 
@@ -113,12 +114,8 @@ class _Reader:
 
 def _unescaped(text: str) -> str:
     """What stands between the quotes of a string; escapes that JSON does not have stay as they are."""
-
-    def letter(match: re.Match[str]) -> str:
-        return match[0] if match[1] in '"\\/bfnrtu' else "\\" + match[0]
-
     quoted = re.sub(r'\\.|"', lambda m: m[0] if m[0] != '"' else '\\"', text, flags=re.DOTALL)
     try:
-        return str(json.loads(f'"{STRAY_BACKSLASH.sub(letter, quoted)}"', strict=False))
+        return str(json.loads(f'"{escaped_strays(quoted, JSON_ESCAPES)}"', strict=False))
     except ValueError:
         return text

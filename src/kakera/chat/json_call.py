@@ -15,7 +15,7 @@ from typing import Any
 
 from kakera.chat.declared import Declared
 from kakera.chat.drifted_json import drifted_json
-from kakera.chat.schema_types import json_value, parse_value, typed_value
+from kakera.chat.schema_types import PYTHON_ESCAPES, escaped_strays, json_value, parse_value, typed_value
 from kakera.chat.tags import CLOSE
 from kakera.text.stops import partial_suffix
 
@@ -99,7 +99,7 @@ class JsonCalls:
 
     def _strict(self, text: str) -> tuple[Call, ...] | None:
         try:
-            return calls_of(json.loads(text, strict=False), self._tools)
+            return calls_of(json.loads(text, strict=False, object_pairs_hook=first_of_each), self._tools)
         except (ValueError, RecursionError):
             return None
 
@@ -117,7 +117,7 @@ def meaning(text: str, tools: Declared, calls: Reading) -> tuple[Call, ...] | No
     text = text.strip()
     for missing in MISSING:
         try:
-            return calls(json.loads(text + missing, strict=False))
+            return calls(json.loads(text + missing, strict=False, object_pairs_hook=first_of_each))
         except (ValueError, RecursionError):
             continue
     if isinstance(value := parse_value(text), dict | list):
@@ -129,6 +129,11 @@ def meaning(text: str, tools: Declared, calls: Reading) -> tuple[Call, ...] | No
     declared = [each for each in keys if all(key in tools.properties(name) for name, key in keys[each])]
     best = [each for each in declared if len(keys[each]) == max(len(keys[other]) for other in declared)]
     return best[0] if len(best) == 1 else None
+
+
+def first_of_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which the first of equal keys stands, as in the XML."""
+    return dict(reversed(pairs)) if len(dict(pairs)) < len(pairs) else dict(pairs)
 
 
 def calls_of(value: Any, tools: Declared) -> tuple[Call, ...] | None:
@@ -192,7 +197,7 @@ def named_call(name: str, body: str, tools: Declared) -> Call | None:
 def python_call(name: str, arguments: str, tools: Declared) -> Call | None:
     """A call as Python writes it: `command="ls"`, or one value for the only parameter."""
     try:
-        call = ast.parse(f"f({arguments})", mode="eval").body
+        call = ast.parse(f"f({escaped_strays(arguments, PYTHON_ESCAPES)})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             return None
         values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}

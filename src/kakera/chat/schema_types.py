@@ -12,6 +12,8 @@ from kakera.text.unicode import well_formed
 
 Schema = dict[str, Any]
 DEEPEST_REF = 8  # a $ref may lead to itself
+BACKSLASH = re.compile(r"\\(.)", re.DOTALL)
+JSON_ESCAPES, PYTHON_ESCAPES = '"\\/bfnrtu', "\\'\"\nabfnrtvxuUN01234567"
 NO_SPACE = re.compile(r"\S")
 NUMBER_BEGUN = re.compile(r"\s*[-+0-9.eE]+\s*")
 PYTHON_TYPES: dict[str, tuple[type, ...]] = {
@@ -107,9 +109,14 @@ def parse_value(text: str) -> Any:
     if text[:1] not in ("[", "{"):
         return _UNREADABLE
     try:
-        return json_value(ast.literal_eval(text))
+        return json_value(ast.literal_eval(escaped_strays(text, PYTHON_ESCAPES)))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return _UNREADABLE
+
+
+def escaped_strays(text: str, escapes: str) -> str:
+    """The text with a second backslash before each that begins none of the `escapes` (`\\d` in a pattern, mostly)."""
+    return BACKSLASH.sub(lambda match: match[0] if match[1] in escapes else "\\" + match[0], text)
 
 
 def json_value(value: Any) -> Any:
