@@ -3,38 +3,11 @@
 import json
 
 import pytest
+from call_texts import call_text, parse, tool
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kakera.chat.tools import CallDelta, ToolCallParser, select_tools
-from kakera.errors import RequestRefused
-
-
-def tool(name: str, properties: dict | None = None, **more) -> dict:
-    schema = {"type": "object", "properties": properties or {}, **more}
-    return {"type": "function", "function": {"name": name, "parameters": schema}}
-
-
-def call_text(name: str, **parameters: str) -> str:
-    body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
-    return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
-
-
-def parse(pieces, tools, truncated=False) -> tuple[str, list[tuple[str, str]]]:
-    parser = ToolCallParser(tools)
-    outputs = [o for piece in pieces for o in parser.feed(piece)] + parser.finish(truncated)
-    text = "".join(o for o in outputs if isinstance(o, str))
-    calls: list[list[str]] = []
-    for delta in outputs:
-        if not isinstance(delta, CallDelta):
-            continue
-        if delta.id is not None:
-            assert delta.index == len(calls) and delta.id.startswith("call_")
-            calls.append([delta.name, delta.arguments])
-        else:
-            assert delta.name is None and delta.index == len(calls) - 1
-            calls[-1][1] += delta.arguments
-    return text, [tuple(c) for c in calls]
+from kakera.chat.tools import CallDelta, ToolCallParser
 
 
 def arguments(schema, text: str, root: dict | None = None):
@@ -101,8 +74,8 @@ def test_broken_schemas_do_no_harm(schema):
     assert arguments(schema, "7") in (7, "7")
 
 
-def test_undeclared_parameters_and_tools_are_strings():
-    assert parse([call_text("g", y="5")], [tool("f")])[1] == [("g", '{"y": "5"}')]
+def test_undeclared_parameters_are_strings():
+    assert parse([call_text("f", y="5")], [tool("f")])[1] == [("f", '{"y": "5"}')]
 
 
 def test_two_calls_and_the_words_before_them():
@@ -196,32 +169,3 @@ def test_no_chunking_changes_what_is_understood(parts, truncated, data):
     assert parse(pieces, TYPED, truncated) == parse(list(text), TYPED, truncated) == whole
     if not truncated:
         assert all(isinstance(json.loads(arguments), dict) for _, arguments in whole[1])
-
-
-TOOLS = [tool("f"), tool("g")]
-
-
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [
-        (None, ["f", "g"]),
-        ("auto", ["f", "g"]),
-        ("required", ["f", "g"]),
-        ("none", []),
-        ({"type": "function", "function": {"name": "g"}}, ["g"]),
-    ],
-)
-def test_tool_choice_decides_which_tools_are_shown(choice, names):
-    assert [t["function"]["name"] for t in select_tools(TOOLS, choice)] == names
-
-
-@pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "h"}}, {"type": "function"}, "maybe"])
-def test_a_wrong_tool_choice_is_refused(choice):
-    with pytest.raises(RequestRefused) as refusal:
-        select_tools(TOOLS, choice)
-    assert refusal.value.param == "tool_choice"
-
-
-def test_required_needs_tools():
-    with pytest.raises(RequestRefused):
-        select_tools(None, "required")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from functools import cache
@@ -157,7 +158,8 @@ CODE = 'if a < b:\n    print("</p>")\n\n'
         ({"type": "array", "uniqueItems": True}, parameter("a", "[1]"), True),
         ({"type": "array", "uniqueItems": True}, parameter("a", "1"), False),
         ({"type": "string"}, "", True),
-        ({"type": "string"}, parameter("a", "1") * 2, True),
+        ({"type": "string"}, parameter("a", "1") * 2, False),
+        ({"type": "string"}, parameter("a", "sed 's|</parameter>|X|'\n</parameter> </b> </function>\n"), True),
     ],
 )
 def test_what_a_parameter_may_be(schema, body, good):
@@ -169,11 +171,47 @@ def test_what_a_parameter_may_be(schema, body, good):
 
 
 def test_a_tool_that_declares_nothing_takes_anything():
-    free = {"type": "function", "function": {"name": "f"}}
+    free = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     assert accepts(rules(free), call(parameter("x", "1") + parameter("y", "2")))
-    assert not accepts(rules(free), call("", "g"))
+    assert not accepts(rules(free), call("", "g")) and not accepts(rules(free), call(parameter(" ", "1")))
     none = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     assert accepts(rules(none), call("")) and not accepts(rules(none), call(parameter("x", "1")))
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "additionalProperties": False}, "absent"])
+def test_a_tool_without_parameters_takes_none(parameters):
+    function = {"name": "f"} | ({} if parameters == "absent" else {"parameters": parameters})
+    text = rules({"type": "function", "function": function})
+    assert accepts(text, call("")) and not accepts(text, call(parameter("x", "1")))
+
+
+def test_each_parameter_comes_once():
+    properties = {"a": {"type": "string"}, "b": {"type": "integer"}, "c": {"type": "string"}}
+    loose, strict = rules(tool("f", False, properties)), rules(tool("f", True, properties, required=["b"]))
+    one = {"a": parameter("a", "x"), "b": parameter("b", "1"), "c": parameter("c", "y")}
+    for size in range(4):
+        for keys in itertools.permutations("abc", size):
+            body = "".join(one[key] for key in keys)
+            assert accepts(loose, call(body))
+            assert accepts(strict, call(body)) == ("b" in keys and list(keys) == sorted(keys))
+            assert not any(accepts(text, call(body + one[key])) for key in keys for text in (loose, strict))
+    others = rules(tool("f", False, properties, additionalProperties=True))
+    assert accepts(others, call(one["a"] + parameter("z", "1") + one["b"] + one["c"] + parameter("y", "2")))
+    assert not accepts(others, call(one["b"] + one["b"])[:-40])
+
+
+@pytest.mark.parametrize("count", [2, 63, 64, 200])
+def test_many_parameters(count):
+    properties = {f"p{i}": {"type": "integer"} if i % 2 else {"type": "string"} for i in range(count)}
+    for strict in (False, True):
+        wanted = tool("f", strict, properties, required=["p0", f"p{count - 1}"])
+        text = rules(wanted)
+        whole = "".join(parameter(key, "1") for key in properties)
+        assert accepts(text, call(whole))
+        assert accepts(text, call(parameter("p0", "1"))) != strict
+        assert accepts(text, call(parameter(f"p{count - 1}", "1") + parameter("p0", "1"))) != strict
+        if strict or count <= 63:
+            assert not accepts(text, call(parameter("p0", "1") * 2 + parameter(f"p{count - 1}", "1")))
 
 
 def test_one_call_or_several():
@@ -196,7 +234,7 @@ def test_one_call_or_several():
         ({}, {"minProperties": 1}, "minProperties"),
         ({}, {"type": "array"}, "not object"),
         ({"a>": {"type": "string"}}, {}, "can not be written"),
-        ({"a": {"enum": ["x", "y</parameter>"]}}, {}, "ends there"),
+        ({"a": {"enum": ["x", "y</parameter>\n</function>"]}}, {}, "ends there"),
         ({"a": {"const": "</function>\n</tool_call>"}}, {}, "ends there"),
         ({"a": {"enum": ["5", 6]}}, {}, "is read as 5"),
         ({"a": {"enum": ["null", None]}}, {}, "is read as None"),

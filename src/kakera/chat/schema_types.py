@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from typing import Any
 from urllib.parse import unquote
 
@@ -11,6 +12,10 @@ from kakera.text.unicode import well_formed
 
 Schema = dict[str, Any]
 DEEPEST_REF = 8  # a $ref may lead to itself
+BACKSLASH = re.compile(r"\\(.)", re.DOTALL)
+JSON_ESCAPES, PYTHON_ESCAPES = '"\\/bfnrtu', "\\'\"\nabfnrtvxuUN01234567"
+NO_SPACE = re.compile(r"\S")
+NUMBER_BEGUN = re.compile(r"\s*[-+0-9.eE]+\s*")
 PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
@@ -66,6 +71,22 @@ def typed_value(text: str, types: frozenset[str]) -> Any:
     return text
 
 
+def surely_text(begun: str, types: frozenset[str]) -> bool:
+    """Whether `typed_value` keeps every text that begins so as a string."""
+    first = NO_SPACE.search(begun)
+    if first is None or (types and "string" not in types):
+        return False
+    if first[0] in '[{"':
+        others = {"array", "object"} if first[0] != '"' else set()
+    elif NUMBER_BEGUN.fullmatch(begun):
+        others = {"integer", "number"}
+    elif any(word.startswith(begun[: LONGEST_WORD + first.end()].strip().lower()) for word in _WORDS):
+        others = {"boolean", "null"}
+    else:
+        return True
+    return bool(types) and not types & others
+
+
 def typed_json(value: Any, types: frozenset[str]) -> Any:
     """A value that came as JSON under these types: strings may mean something else, as in the XML dialect."""
     if isinstance(value, str):
@@ -75,6 +96,7 @@ def typed_json(value: Any, types: frozenset[str]) -> Any:
 
 _UNREADABLE = object()
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
+LONGEST_WORD = max(map(len, _WORDS))
 
 
 def parse_value(text: str) -> Any:
@@ -87,9 +109,14 @@ def parse_value(text: str) -> Any:
     if text[:1] not in ("[", "{"):
         return _UNREADABLE
     try:
-        return json_value(ast.literal_eval(text))
+        return json_value(ast.literal_eval(escaped_strays(text, PYTHON_ESCAPES)))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return _UNREADABLE
+
+
+def escaped_strays(text: str, escapes: str) -> str:
+    """The text with a second backslash before each that begins none of the `escapes` (`\\d` in a pattern, mostly)."""
+    return BACKSLASH.sub(lambda match: match[0] if match[1] in escapes else "\\" + match[0], text)
 
 
 def json_value(value: Any) -> Any:

@@ -8,12 +8,12 @@
     </function>
     </tool_call>
 
-A call is announced once, with index, id and name; after that only pieces of its arguments follow. The pieces of one
-call, joined, are a JSON object whose values have the types that the tool declares.
+A call is announced once, with index, id and name, as soon as its first parameter or its end is there; after that only
+pieces of its arguments follow. The pieces of one call, joined, are a JSON object whose values have the types that the
+tool declares.
 
-Models of few bits drift, so these are read as well: a call without its first tag, if its function is declared; a call
-without its last tags; a value that ends with the call instead of its own tag; and JSON with "name" and "arguments" in
-place of the XML. Names that nobody declared stay as they are: the client's error message is what the model learns from.
+Models of few bits drift, so these are read as well: a call without its first tag; a call that lacks closing tags, or
+ends within one; names in quotes; and the forms of `json_call`. What is no call of a declared function is text.
 """
 
 from __future__ import annotations
@@ -21,25 +21,34 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kakera.chat.json_call import JsonCall, json_call
-from kakera.chat.schema_types import declared_types, typed_value
-from kakera.errors import RequestRefused
-from kakera.text.stops import partial_suffix
+from kakera.chat.call_head import FUNCTION, CallHead, skip
+from kakera.chat.declared import Declared
+from kakera.chat.json_call import Calls, NoCall
+from kakera.chat.parameter_value import ParameterValue
+from kakera.chat.tags import (
+    CALL_END,
+    CALL_END_BEGUN,
+    CLOSE,
+    FUNCTION_END,
+    LAST_TAGS,
+    OPEN,
+    PARAMETER_BEGUN,
+    PARAMETER_HEAD,
+    RESPONSE,
+    RESPONSE_END,
+    beginning,
+)
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-FUNCTION_HEAD = re.compile(r"<function=([^>\n]+)>")
-CALL_END = re.compile(r"\n?</function>\s*</tool_call>")
-PARAMETER_HEAD = re.compile(r"<parameter=([^>\n]+)>")
-LAST_TAG = re.compile(r"(?:\n?</function>\s*|\n)\Z")
-ENDS = (FUNCTION_END, CLOSE, OPEN, FUNCTION)
-END_TAGS = (PARAMETER_END, FUNCTION_END, CLOSE)
+START = re.compile(f"{OPEN}|{FUNCTION}(?=[ \t=])|{RESPONSE}")  # a call may lack its first tag
+START_BEGUN = re.compile(f"(?:{beginning(OPEN)}|{beginning(FUNCTION)}|{beginning(RESPONSE)})\\Z")
+CALL_START = re.compile(f"{OPEN}|{FUNCTION}(?=[ \t=])")
+FOREIGN_END = re.compile(f"{FUNCTION_END}|{CLOSE}|(?={OPEN})")
+RESPONSE_INSIDE_BEGUN = re.compile(f"(?:{beginning(RESPONSE_END)}|{beginning(OPEN)}|{beginning(FUNCTION)})\\Z")
+FOREIGN_BEGUN = re.compile(f"(?:{beginning(FUNCTION_END)}|{beginning(CLOSE)}|{beginning(OPEN)})\\Z")
 
 
 @dataclass(frozen=True)
@@ -55,47 +64,28 @@ class CallDelta:
 Output = str | CallDelta
 
 
-def select_tools(tools: list[dict[str, Any]] | None, choice: str | dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The tools that the model is shown: all, none, or the named one. Raises RequestRefused for a wrong choice, and for
-    a name that two of them have."""
-    tools = tools or []
-    if twice := [name for name, count in Counter(tool["function"]["name"] for tool in tools).items() if count > 1]:
-        raise RequestRefused(f"several tools are named {twice[0]!r}; a call could mean any of them", param="tools")
-    if choice == "none":
-        return []
-    if choice in (None, "auto", "required"):
-        if choice == "required" and not tools:
-            raise RequestRefused("tool_choice is 'required' but no tools are given", param="tool_choice")
-        return tools
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if name is None:
-        raise RequestRefused(
-            "tool_choice must be none, auto, required or {'type': 'function', 'function': {'name': ...}}",
-            param="tool_choice",
-        )
-    named = [tool for tool in tools if tool["function"]["name"] == name]
-    if not named:
-        raise RequestRefused(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
-    return named
-
-
 class ToolCallParser:
-    """Text in, text outside of calls and call deltas out. Tags may be cut anywhere."""
+    """Text in, text outside of calls and call deltas out. Tags may be cut anywhere.
+
+    Nothing is lost: every word comes out once, as text or in a call. Left out are the tags of calls, torn ones as well,
+    white space beside calls, and parameters that a call can not have (a second one of the same name; any, if the
+    function takes none). A text without calls comes out as it went in.
+    """
 
     def __init__(self, tools: list[dict[str, Any]]):
-        self._schemas: dict[str, dict[str, Any]] = {
-            tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
-        }
-        self._starts = [OPEN, *(f"{FUNCTION}{name}>" for name in self._schemas)]  # a call may lack its first tag
-        self._start = re.compile("|".join(map(re.escape, self._starts)))
+        self._tools = Declared(tools)
         self._held = ""
-        self._state: Callable[[], Output | None] = self._text
+        self._state: Callable[[bool], list[Output]] = self._text
+        self._line_begun = False  # words stand before, on the line that is being shown
+        self._last = ""  # the last letter that was shown
+        self._mention = False  # the tag of a response stood within a line
+        self._wrapped = False  # the call's first tag was there, its last one not yet
+        self._first_tag = 0  # where it ends, in what is held
+        self._call = CallHead(self._tools, 0, False)
         self._calls = 0
         self._function = ""
-        self._parameters = 0
-        self._types: frozenset[str] = frozenset()
-        self._value_begun = False
+        self._given: set[str] = set()  # parameters of the open call
+        self._parameter = ParameterValue(frozenset(), False, self._begins_another)
         self.cut = False  # `finish` left a call without its end
 
     @property
@@ -105,150 +95,152 @@ class ToolCallParser:
 
     def feed(self, text: str) -> list[Output]:
         self._held += text
-        outputs: list[Output] = []
-        while True:
-            before = (self._state, len(self._held))
-            output = self._state()
-            if output:
-                outputs.append(output)
-            if (self._state, len(self._held)) == before:
-                return outputs
+        return self._run(ended=False)
 
     def finish(self, truncated: bool) -> list[Output]:
         """The stream ended. A call left open is closed into valid JSON unless it was `truncated` by a limit or a stop
         string: whoever ran it would write half a file."""
-        held, self._held = self._held, ""
-        if self._state == self._text:
-            return [held] if held and not (self._calls and held.isspace()) else []
-        if self._state == self._head:
-            call = None if truncated else json_call(held, self._schemas, ended=True)
-            return [self._whole(call)] if isinstance(call, JsonCall) else [OPEN + held]
-        if self._state == self._tail:
-            return []
-        if truncated:
+        if not truncated:
+            outputs = self._run(ended=True)
+        elif self._state in (self._body, self._value):
             self.cut = True
-            return []
-        closing = ""
-        if self._state == self._parameter_value:
-            closing = self._value(LAST_TAG.sub("", held), last=True)
-        return [CallDelta(self._calls - 1, closing + self._end_of_object())]
-
-    # States: each consumes what it can of self._held and says what came of it.
-
-    def _text(self) -> Output | None:
-        if start := self._start.search(self._held):
-            text, self._held = self._held[: start.start()].rstrip(), self._held[start.start() :].removeprefix(OPEN)
-            self._state = self._head
+            return self._delta(self._parameter.rest(self._held) if self._state == self._value else "")
         else:
-            tag = self._held.rfind("<")
-            undecided = tag >= 0 and any(mark.startswith(self._held[tag:]) for mark in self._starts)
-            text = self._held[: tag if undecided else None].rstrip()  # white space before a call belongs to the call
-            self._held = self._held[len(text) :]
-        return text or None
+            outputs = []
+        held, self._held = self._held, ""
+        if self._calls and (held.isspace() or (self._state == self._tail and LAST_TAGS.match(held.lstrip()))):
+            held = ""
+        return [*outputs, held] if held else outputs
 
-    def _head(self) -> Output | None:
-        seen = self._held.lstrip()
-        if match := FUNCTION_HEAD.match(seen):
-            self._held = seen[match.end() :]
-            return self._announce(match[1].strip())
-        if seen.startswith("{"):
-            call = json_call(seen, self._schemas)
-            if isinstance(call, JsonCall):
-                self._held, self._state = seen[call.end :], self._tail
-                return self._whole(call)
-            waiting = call is None
-        else:
-            waiting = FUNCTION.startswith(seen[: len(FUNCTION)]) and "\n" not in seen
-        if waiting:
-            return None
-        self._state = self._text  # not this dialect: show it as it is
-        return OPEN
+    def _run(self, ended: bool) -> list[Output]:
+        outputs: list[Output] = []
+        while True:
+            before = (self._state, len(self._held))
+            outputs += self._state(ended)
+            if (self._state, len(self._held)) == before:
+                return outputs
 
-    def _whole(self, call: JsonCall) -> CallDelta:
-        self._calls += 1
-        return CallDelta(self._calls - 1, call.arguments, new_call_id(), call.name)
+    # States: each consumes what it can of self._held and returns what came of it. Where the stream has `ended`, nothing
+    # waits for more.
 
-    def _announce(self, name: str) -> CallDelta:
-        self._function, self._parameters = name, 0
-        self._calls += 1
-        self._state = self._body
-        return CallDelta(self._calls - 1, id=new_call_id(), name=name)
+    def _text(self, ended: bool) -> list[Output]:
+        start = START.search(self._held)
+        if start is None:
+            return [] if ended else self._show(len(self._held[: self._decided(START_BEGUN, ended)].rstrip()))
+        if words := len(self._held[: start.start()].rstrip()):  # white space before a call belongs to the call
+            return self._show(words)
+        if start[0] == RESPONSE:
+            self._mention = self._line_begun and "\n" not in self._held[: start.start()]
+            self._state = self._response
+            return self._show(start.end())
+        if start[0] == FUNCTION and (self._held[: start.start()] or self._last)[-1:] == "`":
+            return self._show(start.end())
+        self._begin_call(start.end(), start.end() if start[0] == OPEN else start.start(), wrapped=start[0] == OPEN)
+        return []
 
-    def _body(self) -> Output | None:
-        self._held = self._held.lstrip()
-        if match := PARAMETER_HEAD.match(self._held):
-            self._held = self._held[match.end() :]
-            return self._begin_parameter(match[1].strip())
-        if self._held.startswith(ENDS):  # the next call ends one that was left open
-            self._held = self._held.removeprefix(FUNCTION_END)
-            self._state = self._tail
-            return CallDelta(self._calls - 1, self._end_of_object())
-        if not any(tag.startswith(self._held[: len(tag)]) for tag in (PARAMETER, *ENDS)):
-            junk = self._held.find("<", 1)
-            self._held = self._held[junk:] if junk > 0 else ""
-        return None
-
-    def _begin_parameter(self, key: str) -> CallDelta:
-        root = self._schemas.get(self._function, {})
-        properties = root.get("properties")
-        schema = properties.get(key) if isinstance(properties, dict) else None
-        self._types = frozenset(["string"]) if schema is None else declared_types(schema, root)
-        self._value_begun = False
-        self._state = self._parameter_value
-        separator = ", " if self._parameters else "{"
-        self._parameters += 1
-        return CallDelta(self._calls - 1, f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
-
-    def _parameter_value(self) -> Output | None:
-        end, call_end = self._held.find(PARAMETER_END), CALL_END.search(self._held)
-        if call_end and (end < 0 or call_end.start() < end):
-            value, self._held = self._held[: call_end.start()], self._held[call_end.start() :]
-            self._state = self._body
-            return CallDelta(self._calls - 1, self._value(value, last=True))
-        if end >= 0:
-            value, self._held = self._held[:end].removesuffix("\n"), self._held[end + len(PARAMETER_END) :]
-            self._state = self._body
-            return CallDelta(self._calls - 1, self._value(value, last=True))
-        if self._types != {"string"}:
-            return None  # its type is known only when it is complete
-        end = len(self._held) - self._undecided()
-        if end == 0 or (not self._value_begun and self._held == "\n"):
-            return None
-        value, self._held = self._held[:end], self._held[end:]
-        return CallDelta(self._calls - 1, self._value(value, last=False))
-
-    def _undecided(self) -> int:
-        """Characters at the end of what is held that may turn out to be tags, line break included."""
-        tags = (PARAMETER_END, FUNCTION_END)
-        size = max(partial_suffix(self._held, tag) for tag in (*tags, *("\n" + tag for tag in tags)))
-        at = self._held.rfind(FUNCTION_END)
-        if at >= 0 and CLOSE.startswith(self._held[at + len(FUNCTION_END) :].lstrip()):
-            size = max(size, len(self._held) - at + self._held[:at].endswith("\n"))
-        return size
-
-    def _value(self, text: str, last: bool) -> str:
-        """JSON of a value, or of the next piece of a string."""
-        first, self._value_begun = not self._value_begun, True
-        if first:
-            text = text.removeprefix("\n")
-        if self._types != {"string"}:
-            return json.dumps(typed_value(text, self._types), ensure_ascii=False)
-        return ('"' if first else "") + json.dumps(text, ensure_ascii=False)[1:-1] + ('"' if last else "")
-
-    def _end_of_object(self) -> str:
-        return "}" if self._parameters else "{}"
-
-    def _tail(self) -> Output | None:
-        self._held = self._held.lstrip()
-        if self._held.startswith((FUNCTION, OPEN)):
-            self._held = self._held.removeprefix(OPEN)
-            self._state = self._head
-        elif self._held.startswith(CLOSE):
-            self._held = self._held[len(CLOSE) :]
-        elif self._held and not any(tag.startswith(self._held) for tag in (FUNCTION, OPEN, CLOSE)):
+    def _response(self, ended: bool) -> list[Output]:
+        """Inside a tool's result that the model invents: no call is one. A tag that stood within a line and is never
+        closed was only mentioned; what follows it is read when that is known."""
+        if (end := self._held.find(RESPONSE_END)) >= 0:
             self._state = self._text
-        return None
+            return self._show(end + len(RESPONSE_END))
+        if start := CALL_START.search(self._held):
+            if ended and self._mention:
+                self._state = self._text
+            return self._show(start.start())
+        return self._show(self._decided(RESPONSE_INSIDE_BEGUN, ended))
 
+    def _foreign(self, ended: bool) -> list[Output]:
+        """Inside the call of a function that nobody declared, up to its end or the next call."""
+        if end := FOREIGN_END.search(self._held):
+            self._state = self._text
+            return self._show(end.end())
+        return self._show(self._decided(FOREIGN_BEGUN, ended))
 
-def new_call_id() -> str:
-    return "call_" + uuid.uuid4().hex[:24]
+    def _head(self, ended: bool) -> list[Output]:
+        found = self._call.read(self._held, ended)
+        if isinstance(found, NoCall):
+            self._state = self._foreign if found.foreign and self._wrapped else self._text
+            return self._show(self._first_tag)
+        if isinstance(found, Calls):
+            self._held, self._state = self._held[found.end :], self._tail
+            return [self._announce(call.name, call.arguments) for call in found.calls]
+        if found is None:
+            return []
+        self._held, self._state = self._held[found.at :], self._body
+        self._function, self._given = found.name, set()
+        return [self._announce(found.name)]
+
+    def _body(self, ended: bool) -> list[Output]:
+        at = skip(self._held, 0)
+        if head := PARAMETER_HEAD.match(self._held, at):
+            self._held = self._held[head.end() :]
+            return self._begin_parameter(self._tools.parameter(self._function, head[1]))
+        begun = PARAMETER_BEGUN.match(self._held, at) or CALL_END_BEGUN.match(self._held, at)
+        if begun and not ended and not CALL_END.match(self._held, at):
+            return []
+        self._held, self._state = self._held[at:], self._tail
+        return self._delta("}" if self._given else "{}")
+
+    def _value(self, ended: bool) -> list[Output]:
+        text, taken, complete = self._parameter.read(self._held, ended)
+        self._held = self._held[taken:]
+        if complete:
+            self._state = self._body
+        return self._delta(text)
+
+    def _tail(self, ended: bool) -> list[Output]:
+        self._held = self._held.lstrip()
+        if tag := CALL_END.match(self._held):
+            self._held, self._wrapped = self._held[tag.end() :], self._wrapped and tag[0] == FUNCTION_END
+        elif ended and LAST_TAGS.match(self._held):
+            self._held = ""
+        elif not ended and CALL_END_BEGUN.match(self._held):
+            pass
+        elif self._wrapped and self._held.startswith(("{", "[")):  # several objects, one after the other
+            self._begin_call(0, 0, wrapped=True)
+        else:
+            self._line_begun, self._last, self._wrapped, self._state = False, "", False, self._text
+        return []
+
+    # What states do.
+
+    def _begin_call(self, first_tag: int, at: int, wrapped: bool) -> None:
+        self._first_tag, self._wrapped, self._state = first_tag, wrapped, self._head
+        self._call = CallHead(self._tools, at, wrapped)
+
+    def _decided(self, begun: re.Pattern[str], ended: bool) -> int:
+        """Characters of what is held before a tag that may have begun."""
+        tag = self._held.rfind("<")
+        return tag if tag >= 0 and not ended and begun.match(self._held, tag) else len(self._held)
+
+    def _show(self, size: int) -> list[Output]:
+        text, self._held = self._held[:size], self._held[size:]
+        if text:
+            line = text.rpartition("\n")
+            self._line_begun = bool(line[2].strip()) or (self._line_begun and not line[1])
+            self._last = text[-1]
+        return [text] if text else []
+
+    def _announce(self, name: str, arguments: str = "") -> CallDelta:
+        self._calls += 1
+        return CallDelta(self._calls - 1, arguments, "call_" + uuid.uuid4().hex[:24], name)
+
+    def _begin_parameter(self, key: str) -> list[Output]:
+        """A parameter that the call has already, or that the function can not have, is read and left out."""
+        silent = key in self._given or not self._tools.takes_any(self._function)
+        self._parameter = ParameterValue(self._tools.types(self._function, key), silent, self._begins_another)
+        self._state = self._value
+        if silent:
+            return []
+        separator = ", " if self._given else "{"
+        self._given.add(key)
+        return self._delta(f"{separator}{json.dumps(key, ensure_ascii=False)}: ")
+
+    def _begins_another(self, written: str) -> bool:
+        """Whether this head can only begin the next parameter: a declared one that the call does not have yet."""
+        key = self._tools.parameter(self._function, written)
+        return key in self._tools.properties(self._function) and key not in self._given
+
+    def _delta(self, arguments: str) -> list[Output]:
+        return [CallDelta(self._calls - 1, arguments)] if arguments else []

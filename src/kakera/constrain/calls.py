@@ -1,18 +1,20 @@
 """Tool calls as a grammar, in the Qwen XML dialect that chat/tools.py reads.
 
 A strict tool's arguments are of its schema: every required parameter, in the order of `properties`. For other tools the
-grammar holds names and types, the parameters come in any order, and a schema that can not be enforced counts as its
-types alone.
+grammar holds names and types, the parameters come in any order and each once, and a schema that can not be enforced
+counts as its types alone.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from kakera.chat.parameter_value import carries
 from kakera.chat.schema_types import PYTHON_TYPES, Schema, declared_types, resolve, typed_value
-from kakera.chat.tools import CALL_END, CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END
+from kakera.chat.tags import CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END, PARAMETER_HEAD
 from kakera.constrain.lark import json_value, literal, token
 from kakera.constrain.schema import check_schema
 from kakera.errors import RequestRefused
@@ -23,14 +25,19 @@ OBJECT_KEYS = {*ANNOTATIONS, "properties", "required", "additionalProperties", "
 # llguidance's parser holds 2,000 items in a row. Each function that may be called is one of them, each parameter that
 # may be left out two: 990 of those fit.
 MOST_FUNCTIONS, MOST_PARAMETERS = 1_900, 900
+MOST_COUNTED = 63  # parameters of a function of which each comes once: a rule of llguidance's carries 64 bits
 SCALARS = {"null", "boolean", "integer", "number"}
 LINE = "\n"
 VALUE_END = f"{LINE}{PARAMETER_END}{LINE}"
-# A string ends at the first closing tag, for the parser as well; behind the tag comes a line break.
-FREE = 'free "\\n"'
+# Free text ends as it does for the parser: at a closing tag that the next parameter or the call's end follows, so that
+# the tag alone may be part of it. Where parameters are too many to be counted, the first closing tag ends it.
 SHARED = r"""
-free[lazy]: /(.|\n)*<\/parameter>/
-any: "<parameter=" /[^>\n]{1,64}/ ">\n" free "\n"
+ENDED: /<\/parameter>\s*(<parameter=|<\/function>)/ | /<\/(parameter|function)>\s*<\/?tool_call>/
+INSIDE: /(?s:.*)/ & ~(/(?s:.*)/ ENDED /(?s:.*)/)
+text_more[lazy]: INSIDE "</parameter>\n<parameter="
+text_last[lazy]: INSIDE "</parameter>\n</function>"
+text_any[lazy]: /(.|\n)*<\/parameter>/
+other: /[^>\s"'][^>\n]{0,63}/ ">\n"
 """
 
 Usable = Callable[[str], bool]
@@ -45,10 +52,10 @@ def calls_rules(tools: Sequence[dict[str, Any]], tokenizer: Tokenizer, parallel:
         raise RequestRefused(f"tools has {len(tools)} functions; the limit is {MOST_FUNCTIONS}", param="tools")
     functions = [_function(i, tool["function"], usable) for i, tool in enumerate(tools)]
     names = " | ".join(f"f{i}" for i in range(len(functions)))
-    head, foot = literal(f"\n{FUNCTION}"), literal(f"{FUNCTION_END}\n")
+    head = literal(LINE + FUNCTION)
     rules = [
         f"calls: call{' (' + literal(LINE) + ' call)*' if parallel else ''}",
-        f"call: {token(tokenizer, OPEN)} {head} ({names}) {foot} {token(tokenizer, CLOSE)}",
+        f"call: {token(tokenizer, OPEN)} {head} ({names}) {literal(LINE)} {token(tokenizer, CLOSE)}",
         *functions,
     ]
     return "\n".join(rules) + SHARED
@@ -67,28 +74,81 @@ def _function(index: int, function: dict[str, Any], usable: Usable) -> str:
     required = _listed(root.get("required") or [])
     if strict:
         _check_object(root, properties, required, f"{path}.parameters")
-    rules, parts = [], []
+    rules, members = [], []
     for number, (key, schema) in enumerate(properties.items()):
         if not strict and not _speakable(key):
             continue
-        name, where = f"p{index}_{number}", f"{path}.parameters.properties.{key}"
+        where = f"{path}.parameters.properties.{key}"
         value, terminal = _value(schema, root, strict, usable, where)
-        rules.append(f"{name}: {literal(f'{PARAMETER}{_spelled(key, where)}>' + LINE)} {value or name.upper()}")
-        rules += [f"{name.upper()}: {terminal}"] if terminal else []
-        parts.append(name if not strict or key in required else f"{name}?")
-    if not strict and _takes_others(root):
-        parts.append("any")
-    body = " ".join(parts) if strict else f"({' | '.join(parts)})*" if parts else ""
+        if terminal:
+            value = f"P{index}_{number}"
+            rules.append(f"{value}: {terminal}")
+        members.append(_Member(literal(_spelled(key, where) + ">" + LINE), value, strict and key in required))
+    others = not strict and _takes_others(root)
+    order = _counted if len(members) <= MOST_COUNTED else _uncounted
+    begin, *ordered = order(index, members, strict, others)
     head = literal(_spelled(function["name"], f"{path}.name") + ">" + LINE)
-    return "\n".join([f"f{index}: {head} {body}", *rules])
+    return "\n".join([f"f{index}: {head} {begin}", *ordered, *rules])
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A parameter: how it begins behind `<parameter=`, and the grammar of its value, which is "" for free text."""
+
+    head: str
+    value: str
+    required: bool
+
+
+def _counted(index: int, members: Sequence[_Member], strict: bool, others: bool) -> list[str]:
+    """What follows the function's name, and the rules for it: each parameter at most once, if `strict` in their order
+    with no required one left out.
+
+    A bit of the rules' state is a parameter that can not come any more. `b` is what follows `<parameter=`, `e` what
+    follows a value with its closing tag, `g` is free text with what follows it.
+    """
+    size, end = len(members), literal(FUNCTION_END)
+    choices, needed = [], None
+    for bit, member in enumerate(members):
+        may = f"bit_clear({bit})" if needed is None else f"and(bit_clear({bit}), bit_set({needed}))"
+        state = f"bit_or({(2 << bit) - 1})" if strict else f"set_bit({bit})"
+        then = f"{member.value} e{index}" if member.value else f"g{index}"
+        choices.append(f"{member.head} {then}::{state} %if {may}")
+        needed = bit if member.required else needed
+    same = "::_" if members else ""  # rules that look at no bit have no state
+    if others:
+        choices.append(f"other g{index}{same}")
+    if not choices:
+        return [end]
+    more = "" if others else f" %if bit_clear({size - 1})" if strict else f" %if bit_count_lt([0:{size}], {size})"
+    last = "" if needed is None else f" %if bit_set({needed})"
+    return [
+        f"e{index}::0x0" if members else f"e{index}",
+        f"b{index}{same}: {' | '.join(choices)}",
+        f"e{index}{same}: {literal(PARAMETER)} b{index}{same}{more} | {end}{last}",
+        f"g{index}{same}: text_more b{index}{same}{more} | text_last{last}",
+    ]
+
+
+def _uncounted(index: int, members: Sequence[_Member], strict: bool, others: bool) -> list[str]:
+    """The same for functions with more parameters than bits: what is not `strict` may come twice."""
+    text = f"text_any {literal(LINE)}"
+    rules = [f"q{index}_{i}: {literal(PARAMETER)} {each.head} {each.value or text}" for i, each in enumerate(members)]
+    names = [f"q{index}_{i}" for i in range(len(members))]
+    if strict:
+        body = " ".join(name if each.required else f"{name}?" for name, each in zip(names, members, strict=True))
+    else:
+        body = f"({' | '.join([*names, *([f'{literal(PARAMETER)} other {text}'] if others else [])])})*"
+    return [f"{body} {literal(FUNCTION_END)}", *rules]
 
 
 def _value(schema: Any, root: Schema, strict: bool, usable: Usable, param: str) -> tuple[str, str]:
-    """A parameter's value with its closing tag: the right side of a rule or, as second, of a terminal."""
+    """A parameter's value with its closing tag: the right side of a rule or, as second, of a terminal. Both are empty
+    for free text."""
     types = declared_types(schema, root)
     plain = resolve(schema, root)
     if not strict and not types <= PYTHON_TYPES.keys():  # a type that JSON does not have
-        return FREE, ""
+        return "", ""
     if types and "string" not in types:
         return f"{_json(schema, types, root, strict, usable, param)} {literal(VALUE_END)}", ""
     values = plain.get("enum", [plain["const"]] if "const" in plain else None)
@@ -97,11 +157,11 @@ def _value(schema: Any, root: Schema, strict: bool, usable: Usable, param: str) 
         # a terminal: as so many rules, 2,000 of them would be more than a parser's row holds
         return "", f"({' | '.join(map(literal, texts))}) {literal(VALUE_END)}"
     if not strict:
-        return FREE, ""
+        return "", ""
     if types == {"string"} and plain.keys() <= {*ANNOTATIONS, "minLength", "maxLength"}:
         check_schema(plain, param)
         least, most = plain.get("minLength", 0), plain.get("maxLength", "")
-        return (FREE, "") if (least, most) == (0, "") else ("", _limited(f"{least},{most}"))
+        return "", "" if (least, most) == (0, "") else _limited(f"{least},{most}")
     if not _tells_apart(schema, root):
         raise RequestRefused(
             f"{param} can not be enforced: a call carries strings as plain text, which enum, const, minLength and "
@@ -109,13 +169,13 @@ def _value(schema: Any, root: Schema, strict: bool, usable: Usable, param: str) 
             param=param,
             code="invalid_grammar",
         )
-    return FREE, ""
+    return "", ""
 
 
 def _written(value: Any, types: frozenset[str], strict: bool, param: str) -> str:
     """A single value as calls carry it. Raises RequestRefused if it would be read as another one and is `strict`."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    ended = PARAMETER_END in text or CALL_END.search(text)
+    ended = not carries(text)
     if strict and (ended or json.dumps(typed_value(text, types)) != json.dumps(value)):
         what = "ends there" if ended else f"is read as {typed_value(text, types)!r}"
         raise RequestRefused(
@@ -176,18 +236,19 @@ def _check_object(root: Schema, properties: Schema, required: list[Any], param: 
 
 
 def _takes_others(root: Schema) -> bool:
-    """Parameters beyond those declared: only where nothing is declared, or the schema says so."""
+    """Parameters beyond those declared: only where a schema declares none, or says so."""
     others = root.get("additionalProperties", "properties" not in root)
-    return others is True or isinstance(others, dict)
+    return bool(root) and (others is True or isinstance(others, dict))
 
 
 def _speakable(name: str) -> bool:
-    return bool(name) and name == name.strip() and not set(name) & {">", "\n"}
+    return name == name.strip() and PARAMETER_HEAD.fullmatch(f"{PARAMETER}{name}>") is not None
 
 
 def _spelled(name: str, param: str) -> str:
     if not _speakable(name):
         raise RequestRefused(
-            f"{param}: {name!r} can not be written in a call: no >, line breaks or outer spaces", param=param
+            f"{param}: {name!r} can not be written in a call: no >, line breaks, outer spaces or quotes alone",
+            param=param,
         )
     return name

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kakera.chat.tags import OPEN
 from kakera.errors import UsageError
 
 Call = dict[str, Any]  # {"name": str, "arguments": {name: JSON value}}
@@ -65,11 +66,12 @@ def score(case: dict[str, Any], answer: str, text: str, calls: Sequence[Call]) -
     `answer` is the whole answer, `text` what stands in it beside the tool calls, `calls` the parsed tool calls.
     Raises UsageError for a rule that does not exist.
     """
+    tried = calls or OPEN in text  # a call of a function that the case does not have stays text
     rules: dict[str, Callable[[], bool]] = {
         "contains_all": lambda: contains_all(answer, case["expected"]),
         "exact_calls": lambda: exact_calls(calls, case["expected"]),
-        "no_calls": lambda: not calls and bool(text.strip()),
-        "no_calls_contains_all": lambda: not calls and contains_all(text, case["contains_all"]),
+        "no_calls": lambda: not tried and bool(text.strip()),
+        "no_calls_contains_all": lambda: not tried and contains_all(text, case["contains_all"]),
         "exact_json": lambda: exact_json(answer, case["expected"]),
     }
     if case["score"] not in rules:

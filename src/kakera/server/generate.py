@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kakera.chat.stray import StrayCloses
+from kakera.chat.tags import END_TAGS
 from kakera.chat.thinking import ThinkSplitter
-from kakera.chat.tools import END_TAGS, CallDelta, ToolCallParser
+from kakera.chat.tools import CallDelta, ToolCallParser
 from kakera.contract.events import (
     ENGINE_ERROR,
     INVALID_GRAMMAR,

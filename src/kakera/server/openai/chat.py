@@ -13,7 +13,8 @@ from fastapi.responses import Response
 
 from kakera.chat.template import Prompt
 from kakera.chat.thinking import thinking_switch
-from kakera.chat.tools import CallDelta, select_tools
+from kakera.chat.tool_choice import select_tools
+from kakera.chat.tools import CallDelta
 from kakera.contract.events import Progress, TokenLogprob
 from kakera.errors import RequestRefused
 from kakera.server.generate import ChatOutput, Delta, Generation, Job

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from kakera.chat.tags import OPEN as CALL_OPEN
 from kakera.chat.thinking import CLOSE as THINK_CLOSE
 from kakera.chat.thinking import thinking_budget
-from kakera.chat.tools import OPEN as CALL_OPEN
 from kakera.constrain.calls import Usable, calls_rules
 from kakera.constrain.formats import Answer, response_format, structured_outputs
 from kakera.constrain.lark import grammar

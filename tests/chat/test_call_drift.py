@@ -1,0 +1,398 @@
+"""Calls as models of few bits misspell them: read where one reading is left, text otherwise, and no word lost."""
+
+import json
+import time
+
+import pytest
+from call_texts import call_text, events, parse, tool
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kakera.chat.drifted_json import drifted_json
+
+STRING = {"type": "string"}
+TOOLS = [
+    tool("bash", {"command": STRING}, required=["command"]),
+    tool("write", {"path": STRING, "content": STRING, "lines": {"type": "integer"}, "tags": {"type": "array"}},
+         required=["path", "content"]),
+    tool("stop", {"code": {"type": "integer"}}),
+    tool("Stop", {}),
+    {"type": "function", "function": {"name": "ping"}},
+]  # fmt: skip
+LS = ("bash", {"command": "ls"})
+HEAD = "<tool_call>\n<function=bash>\n<parameter=command>\nls"
+REST = "\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
+BASH = call_text("bash", command="ls")
+
+
+def read(text: str, tools=TOOLS) -> tuple[str, list]:
+    """Text and calls with their arguments as values: the same whole, letter by letter, and cut once anywhere."""
+    whole = events([text], tools)
+    assert events(list(text), tools) == whole
+    for cut in range(1, len(text)):
+        assert events([text[:cut], text[cut:]], tools) == whole, text[:cut]
+    words, calls = parse([text], tools)
+    return words, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.mark.parametrize("before", ["\n", "", " \n"])
+@pytest.mark.parametrize(
+    "torn",
+    [
+        *("</parameter>"[:size] for size in range(3, 13)),
+        *("</function>"[:size] for size in range(3, 12)),
+        *("</tool_call>"[:size] for size in range(3, 13)),
+        "</parameter>\n</fun",
+        "</parameter>\n</function>\n</tool",
+        "</parameter>\n</function>\n</",
+        "</parameter\n</function>\n</tool_call>",
+        "</parameter</function></tool_call>",
+        "</parameter>\n</function\n</tool_call>",
+        "</param\n</function\n</tool_call",
+        "</parameter>\n</tool_call>",
+        "</function\n</tool_call>\n",
+    ],
+)
+def test_a_torn_closing_tag_is_no_part_of_the_value(torn, before):
+    value = "ls" + before.removesuffix("\n")
+    assert read(HEAD + before + torn) == ("", [("bash", {"command": value})])
+
+
+def test_a_bracket_alone_is_a_torn_tag_on_a_line_of_its_own():
+    assert read(f"{HEAD}\n<") == read(f"{HEAD}\n</") == read(f"{HEAD}</") == ("", [LS])
+    assert read(f"{HEAD}<") == ("", [("bash", {"command": "ls<"})])
+
+
+def test_torn_tags_between_calls():
+    for end in ("</parameter\n</function>\n</tool_call>\n", "</parameter>\n</function>\n</tool_call\n", "</tool_call>"):
+        assert read(f"{HEAD}\n{end}{BASH}") == ("", [LS, LS]), end
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "sed -i 's|</parameter>|X|' f.xml\nrm -rf build",
+        "</parameter>",
+        "a</parameter> b </function> c </tool_call> d",
+        "echo '</function>'\n</function>\nls",
+        "</function> </tool_call",
+        "</param",
+        "<parameter=command>\n</parameter> <parameter",
+        "</parameter>\n<parameter= >",
+        "</parameter>\n<b>",
+        "<tool_response>x</tool_response>",
+        "\r\n</parameter>\r\n;",
+    ],
+)
+def test_a_tag_inside_a_value_is_part_of_it(value):
+    assert read(call_text("bash", command=value)) == ("", [("bash", {"command": value})])
+
+
+def test_line_breaks_of_windows():
+    text = call_text("write", path="a\nb", content="x").replace("\n", "\r\n")
+    assert read(text) == ("", [("write", {"path": "a\r\nb", "content": "x"})])
+
+
+@pytest.mark.parametrize(
+    "head",
+    ['<function="bash">', "<function='bash'>", '<function name="bash">', "<function name='bash'>", "<function = bash >",
+     "<function name=bash>", "<function=bash>", '<function="bash>', "<function=Bash>", '<function="BASH">'],
+)  # fmt: skip
+@pytest.mark.parametrize("first", ["<tool_call>\n", ""])
+def test_a_name_in_quotes_or_another_case(head, first):
+    assert read(f"{first}{head}{REST}") == ("", [LS])
+
+
+@pytest.mark.parametrize("name", ['="command"', "='command'", ' name="command"', " name='command'", "= command "])
+def test_a_parameter_in_quotes(name):
+    assert read(f"<tool_call>\n<function=bash>{REST}".replace("=command", name)) == ("", [LS])
+
+
+def test_quotes_that_are_declared_are_the_name():
+    tools = [tool("f", {'"x"': STRING, "y": STRING})]
+    assert read('<function=f>\n<parameter="x">\n1\n</parameter>\n<parameter="y">\n2', tools)[1] == [
+        ("f", {'"x"': "1", "y": "2"})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ('<function=bash(command="ls")>', LS),
+        ('<function=bash(command="ls")>\n</function>\n</tool_call>', LS),
+        ("<function=bash('ls')></function>", LS),
+        ('<function=bash(command="ls > (a)>b")>', ("bash", {"command": "ls > (a)>b"})),
+        ('<function=write(path="a", content="b\\n", lines=3, tags=["x"])>',
+         ("write", {"path": "a", "content": "b\n", "lines": 3, "tags": ["x"]})),
+        ("<function=bash(command='grep \\d')>", ("bash", {"command": "grep \\d"})),
+        ("<function=ping()>", ("ping", {})),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("first", ["<tool_call>\n", ""])
+def test_a_call_in_the_head(text, call, first):
+    assert read(first + text) == ("", [call])
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ('{"name": bash, "arguments": {"command": "ls"}}', [LS]),
+        ('{name: "bash", arguments: {command: "ls"}}', [LS]),
+        ("{name: bash, arguments: {command: ls}}", [LS]),
+        ('{"name": "Bash", "arguments": {"command": "ls"}}', [LS]),
+        ('{"name": "bash", "arguments": {"command": "echo "hi" there"}}', [("bash", {"command": 'echo "hi" there'})]),
+        ('{"name": "bash", "arguments": {"command": "echo 5" wide"}}', [("bash", {"command": 'echo 5" wide'})]),
+        ('{"name": "bash", "arguments": {"command": "x = {"a": "b"}"}}', [("bash", {"command": 'x = {"a": "b"}'})]),
+        ('{"name": "bash", "arguments": {"command": "echo "a", "b": "c""}}',
+         [("bash", {"command": 'echo "a", "b": "c"'})]),
+        ('{"name": "write", "arguments": {"path": "a", "content": "say "hi" now", "tags": ["x"]}}',
+         [("write", {"path": "a", "content": 'say "hi" now', "tags": ["x"]})]),
+        ('{"name": write, "arguments": {"path": "a", "content": "b", "tags": ["x", "y"]}}',
+         [("write", {"path": "a", "content": "b", "tags": ["x", "y"]})]),
+        ('{"name": "bash", "arguments": {"command": "grep \\d "x""}}', [("bash", {"command": 'grep \\d "x"'})]),
+        ('{"name": "bash", "arguments": {"command": "echo </tool_call>"}}',
+         [("bash", {"command": "echo </tool_call>"})]),
+        ('{"name": "bash", "arguments": {"command": "a\nb"}}', [("bash", {"command": "a\nb"})]),
+        ('{"name": "bash", "command": "ls"}', [LS]),
+        ('{"type": "function", "function": {"name": "bash", "arguments": "{\\"command\\": \\"ls\\"}"}}', [LS]),
+        ('{"name": "ping", "arguments": null}', [("ping", {})]),
+        ('[{"name": "bash", "arguments": {"command": "ls"}}, {"name": "ping"}]', [LS, ("ping", {})]),
+        ("[{name: bash, arguments: {command: ls}}, {name: ping}]", [LS, ("ping", {})]),
+        ('{"name": "ping"}\n{"name": "bash", "arguments": {"command": "ls"}}', [("ping", {}), LS]),
+        ("bash\nls", [LS]),
+        ("bash\n\nls\n", [LS]),
+        ('bash\n{"command": "ls"}', [LS]),
+        ('bash(command="ls")', [LS]),
+        ("bash\n<parameter=command>\nls\n</parameter>\n</function>", [LS]),
+        ("ping\n", [("ping", {})]),
+        ("stop\n3", [("stop", {"code": 3})]),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("end", ["\n</tool_call>", "</tool_call>\nDone.", ""])
+def test_drifts_to_json(text, calls, end):
+    assert read(f"<tool_call>\n{text}{end}") == ("Done." if "Done" in end else "", calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "To call a tool write <function=bash> and then the rest. That is all I know.",
+        "To call a tool write <tool_call><function=bash> and then </function></tool_call> behind it.",
+        "Write <function=bash></function>, or <function=bash>",
+        "It is `<function=bash><parameter=command>ls</parameter></function>`.",
+        "<tool_call>\n<function=bash>\n",
+        "Use </tool_call> and <function=bash>\n\nand </parameter>.",
+        f"<tool_response>\n{BASH}\n</tool_response>",
+        f"See <tool_response>{BASH}</tool_response> there",
+        f"So:\n<tool_response>\n{BASH}",
+        *(f"<tool_call>\n<function={name}>{REST}" for name in ("rm_all", "ba", "bash2", "STOP", "bash;", "ba sh")),
+        *(f"{first}<function={name}>{REST}" for first in ("", "<tool_call>") for name in
+          (" ", "\t", "\u00a0", "", '""', "ba\nsh", "\nbash")),
+        *(f"<tool_call>\n<function=bash>\n<parameter={name}>\nls\n</parameter>\n</function>\n</tool_call>" for name in
+          (" ", "\t", "\u00a0", "", '" "', "com\nmand")),
+        *(f'<tool_call>\n{{"name": {name}, "arguments": {{"command": "ls"}}}}\n</tool_call>' for name in
+          ('" "', '""', "null", '"\\t"', '"\u00a0"', '"rm_all"', '"STOP"', "5", '["bash"]')),
+        '<tool_call>\n[{"name": "bash", "arguments": {"command": "ls"}}, {"name": "rm_all"}]\n</tool_call>',
+        '<tool_call>\n[]\n</tool_call>',
+        '<tool_call>\n{"name": "write", "arguments": {"tags": ["a "x"", "b"]}}\n</tool_call>',
+        '<tool_call>\n{"name": "bash", "arguments": {}, "parameters": {}}\n</tool_call>',
+        '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}, "note": "keep"}\n</tool_call>',
+        "<tool_call>\nwrite\na.txt\nhello\n</tool_call>",
+        "<tool_call>\nbash\n</tool_call>",
+        "<tool_call>\nbash is a tool\n</tool_call>",
+        "<tool_call>\nrm_all\nls\n</tool_call>",
+        "<function=bash(command=ls)>",
+        "<function=bash(command='a', command='b')>",
+        "<function=bash(\ncommand='ls')>",
+        f"<tool_call>\n<function=rm_all>\n<parameter=x>\n<function=bash>{REST[:-13]}",
+    ],
+)  # fmt: skip
+def test_what_is_no_call_comes_out_as_it_went_in(text):
+    assert read(text) == (text, [])
+
+
+def test_a_response_that_is_only_mentioned_hides_no_call():
+    assert read(f"In a <tool_response> tag. {BASH}") == ("In a <tool_response> tag. ", [LS])
+    assert read(f"<tool_response>\n{BASH}\n</tool_response>\n{BASH}")[1] == [LS]
+
+
+def test_a_parameter_is_given_once_and_stays_as_it_was_first():
+    text = call_text("write", path="a", content="x")
+    twice = text.replace("<parameter=content>", "<parameter=path>\nb\n</parameter>\n<parameter=content>")
+    [(name, arguments)] = parse([twice], TOOLS)[1]
+    assert (name, arguments) == ("write", '{"path": "a", "content": "x"}')
+    assert read(twice)[1] == [("write", {"path": "a", "content": "x"})]
+    written = '<tool_call>{"name": "write", "arguments": {"path": "a", "path": "b", "content": "x"}}</tool_call>'
+    assert read(written)[1] == [("write", {"path": "a", "content": "x"})]
+
+
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "additionalProperties": False}, "absent"])
+def test_a_tool_without_parameters_is_given_none(parameters):
+    function = {"name": "f"} | ({} if parameters == "absent" else {"parameters": parameters})
+    tools = [{"type": "function", "function": function}]
+    for text in (call_text("f"), call_text("f", x="1"), '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'):
+        assert read(text, tools) == ("", [("f", {})])
+
+
+def test_a_value_that_lacks_its_last_tag_ends_at_the_next_parameter():
+    text = call_text("write", path="a", content="b <parameter=path>\n<parameter=path>\nc")
+    assert read(text.replace("a\n</parameter>", "a"))[1] == [
+        ("write", {"path": "a", "content": "b <parameter=path>\n<parameter=path>\nc"})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "pieces", "shown"),
+    [
+        (STRING, ["a", "b\n", "c"], '"ab\\nc'),
+        ({"type": ["string", "null"]}, ["n", "o", " ", "b"], '"no b'),
+        ({"anyOf": [STRING, {"type": "integer"}]}, ["12", " b"], '"12 b'),
+        ({"anyOf": [STRING, {"type": "integer"}]}, ["12", " "], ""),
+        ({"type": ["string", "null"]}, ["[1"], '"[1'),
+        ({"type": ["string", "array"]}, ["[1"], ""),
+        ({}, ["text"], '"text'),
+        ({}, ['"text'], ""),
+        ({"type": "integer"}, ["12"], ""),
+    ],
+)
+def test_text_streams_as_soon_as_it_can_be_nothing_else(schema, pieces, shown):
+    start = "<tool_call>\n<function=f>\n<parameter=x>\n"
+    _, [(_, arguments)] = parse([start, *pieces], [tool("f", {"x": schema})], truncated=True, finish=False)
+    assert arguments.removeprefix('{"x": ') == shown
+
+
+def test_what_a_limit_cuts_is_not_lost():
+    start = "<tool_call>\n<function=f>\n<parameter=x>\n"
+    for schema, text, shown in (
+        ({"type": "array"}, "[1, 2", "[1, 2"),
+        ({"type": ["string", "null"]}, "nul", '"nul'),
+        (STRING, "ls\n</para", '"ls'),
+        ({"type": "integer"}, "12\n", "12"),
+        ({"type": "integer"}, "12\n</parameter>\n", "12"),
+        (STRING, "ls\n</parameter>\n</fun", '"ls"'),
+        (STRING, "ls\n</parameter>", '"ls"'),
+    ):
+        assert parse([start + text], [tool("f", {"x": schema})], truncated=True)[1] == [("f", '{"x": ' + shown)]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("{a: b}", [{"a": "b"}]),
+        ('{"a": "b", e: [1, -2.5, true, None, x],}', [{"a": "b", "e": [1, -2.5, True, None, "x"]}]),
+        ("['a', \"b\"]", [["a", "b"]]),
+        ('{"a": "\\n\\"x" y"}', [{"a": '\n"x" y'}]),
+        ('{"a": "b", "c": "d" e"}', [{"a": "b", "c": 'd" e'}, {"a": 'b", "c": "d" e'}]),
+        ("{a: b c}", []),
+        ('{"a": "b', []),
+        ("", []),
+        ("{", []),
+        ("{a: 1, a: 2}", []),
+        ("[" * 5000, []),
+        ('["' + 'a "b", "' * 300 + '"]', []),  # 2 ** 300 readings
+    ],
+)
+def test_what_broken_json_may_mean(text, values):
+    assert drifted_json(text) == values
+
+
+# Fuzz: whatever the text, cut anywhere, it gives the same events and keeps each of its words.
+
+PIECES = [
+    "<tool_call>", "\n</tool_call>", "<function=bash>", "<function=ping>", '<function="stop">', "<function=rm_all>",
+    "<function= >", "\n</function>", "\n</parameter>", "<parameter=", ">", "<parameter name=", '"', "'", "\n", " ",
+"\r\n", "\u00a0", "<", "</", "</para", "</func", "</tool", "<tool_response>", "</tool_response>",
+    '{"name": "bash", ', '"arguments": {', '"command": "', '"}}', "{", "}", "[", "]", ",", ":", "\\", "bash",
+    "ping\n", "(", ")>", "`", '<tool_call>{"name": "ping"}', "日本", "😀",
+]  # fmt: skip
+
+
+@st.composite
+def soups(draw) -> tuple[str, list[str]]:
+    """Text of tags and brackets, and the words in it, each of which is there once."""
+    parts: list[str] = []
+    words: list[str] = []
+    for piece in draw(st.lists(st.sampled_from([*PIECES, "WORD", "WORD", "KEY", "CALL"]), max_size=16)):
+        word = f"w{len(words)}w"
+        if piece in ("WORD", "KEY", "CALL"):
+            words.append(word)
+        parts.append(
+            {"WORD": word, "KEY": f"\n<parameter={word}>\n", "CALL": call_text("bash", **{f"k{len(words)}": word})}.get(
+                piece, piece
+            )
+        )
+    return "".join(parts), words
+
+
+@settings(max_examples=300, deadline=None)
+@given(soups(), st.booleans(), st.data())
+def test_no_cut_changes_the_events_and_no_word_is_lost(soup, truncated, data):
+    text, words = soup
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = events([text], TOOLS[:-2], truncated)
+    assert events(pieces, TOOLS[:-2], truncated) == events(list(text), TOOLS[:-2], truncated) == whole
+    shown, calls = parse([text], TOOLS[:-2], truncated)
+    if not calls:
+        assert shown == text
+    everything = shown + "".join(arguments for _, arguments in calls)
+    if text.count('"command"') < 2:  # of two parameters of one name the second is left out
+        assert all(everything.count(word) == 1 for word in words), everything
+    if not truncated:
+        assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
+
+
+LETTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+VALUES = st.lists(
+    LETTERS
+    | st.sampled_from(['"', "'", "</parameter>", "</function>", "<b>", "{", "}", "[", "\r\n", "\n", "\\", "😀", "</"]),
+    max_size=8,
+).map("".join)  # fmt: skip
+PROSE = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=12).map(lambda t: f"a{t}b")
+
+
+def ends_early(value: str) -> bool:
+    """By the rule: a closing tag with white space and the next one behind it, or a call's last tags."""
+    written = f"{value}\n</parameter>\n</function>"
+    at = written.find("</parameter>")
+    while 0 <= at < len(value):
+        if written[at + len("</parameter>") :].lstrip().startswith(("<parameter=", "</function>", "</tool_call>")):
+            return True
+        at = written.find("</parameter>", at + 1)
+    return False
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(PROSE, st.lists(VALUES, min_size=1, max_size=2)), max_size=3), st.data())
+def test_any_values_survive_any_cut(turns, data):
+    text, expected = "", []
+    for prose, values in turns:
+        if any(map(ends_early, values)):
+            continue
+        given_values = dict(zip(("path", "content"), values, strict=False))
+        text += f"{prose}\n{call_text('write', **given_values)}\n"
+        expected += [prose, ["write", given_values]]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    found = events(pieces, TOOLS)
+    assert events(list(text), TOOLS) == found
+    assert [e if isinstance(e, str) else [e[0], json.loads(e[1])] for e in found] == expected
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "<tool_call>\n<function=write>\n<parameter=tags>\n[",
+        "<tool_call>\n<function=write>\n<parameter=content>\n",
+        '<tool_call>\n{"name": "write", "arguments": {"tags": [',
+        "<tool_call>\n{'name': 'write', 'arguments': {'tags': [",
+        "<tool_call>\nbash\n",
+        '<function=bash(command="',
+        "<tool_response>\n<tool_call>",
+    ],
+)
+def test_a_long_value_takes_linear_time(start):
+    pieces = [start, *['"abc < d", '] * 16_000]
+    begun = time.process_time()
+    parse(pieces, TOOLS)
+    assert time.process_time() - begun < 5  # 0.1 to 0.9 s on one core; each token read again took 7 s and more
