@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.command_server import CommandServer
 
 from kakera.cli.serve import check_port
 from kakera.errors import UsageError
@@ -72,8 +73,18 @@ def test_serve_answers_refuses_a_second_start_and_ends_cleanly(server: tuple[sub
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert process.stderr
     first, *others = process.stderr.read().splitlines()
-    assert first == f"friend answers on http://127.0.0.1:{port}/v1"
-    assert others and all(line.startswith("{") or DATED.match(line) for line in others), others
+    site = f"http://127.0.0.1:{port}"
+    assert first == f"friend answers on {site}/v1, its page is {site}/"
+    assert others and all(DATED.match(line) for line in others), others
+    assert not [line for line in others if "uvicorn" in line]
+
+
+def test_the_ready_line_stands_behind_an_open_port(script: str) -> None:
+    with CommandServer(script, "--served-name", "friend", wait=False) as server:
+        assert server.process.stderr
+        line = server.process.stderr.readline()
+        assert line.startswith("friend answers on ")
+        assert urllib.request.urlopen(line.split()[-1], timeout=30).status == 200
 
 
 @pytest.mark.parametrize(
