@@ -7,13 +7,9 @@ import os
 import re
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kakera.errors import KakeraError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.status import Status
 
 READER_GONE = 141  # 128 + SIGPIPE, as a shell shows any program whose reader ended first
 LAYOUT = "\n\t"  # control characters that text is meant to have
@@ -83,8 +79,3 @@ def visible_message(message: str, arguments: list[str]) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return visible(found[0], layout="")
-
-
-def spinner(console: Console, text: str) -> Status:
-    """rich's spinner, in letters that the terminal has."""
-    return console.status(text, spinner="dots" if console.encoding.startswith("utf") else "line")
