@@ -1,4 +1,4 @@
-"""kakera serve and kakera chat in processes of their own, with a scripted model."""
+"""kakera serve in a process of its own, with a scripted model."""
 
 from __future__ import annotations
 
@@ -121,22 +121,6 @@ def test_ctrl_c_while_the_engine_process_still_imports_is_a_quiet_end(script: st
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 0 and "Traceback" not in said and "KeyboardInterrupt" not in said, said
-
-
-def test_chat_streams_answers_and_says_what_was_cached(script: str) -> None:
-    lines = "hi\nhow is the weather?\n/new\n/nonsense\n/quit\n"
-    done = subprocess.run([*COMMAND, "chat", script], input=lines, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Hello there." in done.stdout and "Sunny 😀 today." in done.stdout
-    assert done.stdout.count("prompt tokens cached") == 2
-    assert done.stdout.count("/new starts over") == 2
-
-
-def test_chat_survives_a_message_that_does_not_fit(script: str) -> None:
-    lines = "word " * 600 + "\nhi\n"
-    done = subprocess.run([*COMMAND, "chat", script], input=lines, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "the context is 512 tokens" in done.stdout and "Hello there." in done.stdout
 
 
 def test_broken_script_is_one_clear_line(tmp_path: Path) -> None:

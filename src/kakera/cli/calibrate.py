@@ -46,12 +46,12 @@ def calibrate(
             for _, hidden_NH in forced.hidden(tokens):
                 advance(len(hidden_NH))
     recorder.moments.rotation().save(out, spec, "principal axes in three grades")
-    tokens = int(recorder.moments.counts_L.min())
+    read = int(recorder.moments.counts_L.min())
     options = ["--rotation", str(out), "--kv-group", str(spec.head_dim // 2)]
     if as_json:
         import json
 
-        told = {"model": found.name, "rotation": str(out), "tokens": tokens, "options": options}
+        told = {"model": found.name, "rotation": str(out), "tokens": read, "options": options}
         typer.echo(json.dumps(told, indent=2))
         return
-    typer.echo(f"{out}: from {tokens:,} tokens. Use it with {' '.join(options)}")
+    typer.echo(f"{out}: from {read:,} tokens. Use it with {' '.join(options)}")

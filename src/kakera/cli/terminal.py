@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import unicodedata
+from collections.abc import Collection
 from typing import Any
 
 from kakera.errors import KakeraError
@@ -56,13 +57,15 @@ def drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def visible(text: str, layout: str = LAYOUT) -> str:
-    """Control characters as escapes (\\r, \\x1b): in a message they hide what is wrong, or steer the terminal."""
-    return "".join(c if c in layout or not _steers(c) else c.encode("unicode_escape").decode() for c in text)
+def visible(text: str, layout: str = LAYOUT, kinds: Collection[str] = STEERING) -> str:
+    """Control characters as escapes (\\r, \\x1b): in a message they hide what is wrong, or steer the terminal.
 
-
-def _steers(character: str) -> bool:
-    return unicodedata.category(character) in STEERING and character not in JOINERS
+    `kinds` are Unicode's categories; what is in `layout` stays.
+    """
+    kept = layout + JOINERS
+    return "".join(
+        c.encode("unicode_escape").decode() if unicodedata.category(c) in kinds and c not in kept else c for c in text
+    )
 
 
 def visible_message(message: str, arguments: list[str]) -> str:
