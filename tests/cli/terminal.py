@@ -41,6 +41,8 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def paste(self, text: str) -> None:
+        """As terminals do: line breaks are what Enter sends."""
+        text = text.replace("\n", "\r")
         self.type(f"\x1b[200~{text}\x1b[201~")
 
     def expect(self, pattern: str) -> re.Match[str]:

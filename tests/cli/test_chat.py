@@ -107,6 +107,17 @@ def test_a_home_that_can_not_be_written_costs_the_history_alone(script: str, tmp
         assert terminal.wait() == 0
 
 
+def test_a_terminal_without_unicode_shows_escapes_and_a_plain_spinner(script: str, tmp_path: Path) -> None:
+    with Terminal([*CHAT, script], XDG_STATE_HOME=str(tmp_path), PYTHONIOENCODING="ascii") as terminal:
+        terminal.prompt()
+        terminal.type("the weather?\r")
+        terminal.expect(r"Sunny \\U0001f600 today\.")
+        terminal.prompt()
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    assert terminal.raw.isascii() and "\\u28" not in terminal.raw
+
+
 def piped(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*CHAT, *arguments], input=text, capture_output=True, text=True, check=False)
 

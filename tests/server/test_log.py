@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 
 import pytest
 
-from kakera.contract.events import Usage
+from kakera.contract.events import Finished, Progress, Usage
+from kakera.contract.request import Sampling
+from kakera.server.generate import Generation, Job
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord, record_refusal
 from kakera.server.run import configure_logging
@@ -39,6 +42,33 @@ def test_a_long_prompt_is_told_of_every_ten_seconds(caplog, monkeypatch, steps, 
     ]
     if told[2:]:
         assert lines[0].endswith("200 tokens/s, about 35 s left")
+
+
+class Reader:
+    """An engine that reads a prompt in three steps, twice for two choices."""
+
+    async def stream(self, request):
+        for done in (64, 128, 192):
+            yield Progress(request.id, done, 192)
+        yield Finished(request.id, "length", Usage(192, 0, 1))
+
+
+def test_progress_of_the_engine_comes_to_the_log_once_for_all_choices(model, caplog, monkeypatch):
+    caplog.set_level("INFO", "kakera.progress")
+    monkeypatch.setattr("kakera.server.metrics.record.PROGRESS_SECONDS", 0.0)
+
+    async def read() -> None:
+        job = Job("one", (1,) * 192, Sampling(max_tokens=1, seed=1), choices=2)
+        record = RequestRecord("one", "/v1/completions", 192, Metrics(), 0.0, "10.0.0.7")
+        async for _ in Generation(Reader(), model.tokenizer, job, record).deltas():  # type: ignore[arg-type]
+            pass
+
+    asyncio.run(read())
+    told = [r.getMessage() for r in caplog.records if r.name == "kakera.progress"]
+    assert [line.split(",")[0].removesuffix(" prompt tokens read") for line in told] == [
+        "one of 10.0.0.7: 64 of 192",
+        "one of 10.0.0.7: 128 of 192",
+    ]
 
 
 def test_prompt_speed_counts_what_was_read_alone(caplog):
