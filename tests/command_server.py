@@ -15,9 +15,10 @@ START_SECONDS = 60
 
 
 class CommandServer:
-    """Use as a context manager; leaving it kills the process if it still runs."""
+    """Use as a context manager, entered when it answers (`wait`); leaving it kills the process if it still runs."""
 
-    def __init__(self, model: str, *options: str, port: int | None = None):
+    def __init__(self, model: str, *options: str, port: int | None = None, wait: bool = True):
+        self._wait = wait
         self.port = port or free_port()
         self.process = subprocess.Popen(
             [*COMMAND, model, "--port", str(self.port), "--log-level", "error", *options],
@@ -27,6 +28,8 @@ class CommandServer:
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
 
     def __enter__(self) -> CommandServer:
+        if not self._wait:
+            return self
         end = time.monotonic() + START_SECONDS
         while True:
             assert self.process.poll() is None, self.process.communicate()

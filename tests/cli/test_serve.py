@@ -1,4 +1,4 @@
-"""kakera serve and kakera chat in processes of their own, with a scripted model."""
+"""kakera serve in a process of its own, with a scripted model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.command_server import CommandServer
 
 from kakera.cli.serve import check_port
 from kakera.errors import UsageError
@@ -72,8 +73,18 @@ def test_serve_answers_refuses_a_second_start_and_ends_cleanly(server: tuple[sub
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert process.stderr
     first, *others = process.stderr.read().splitlines()
-    assert first == f"friend answers on http://127.0.0.1:{port}/v1"
-    assert others and all(line.startswith("{") or DATED.match(line) for line in others), others
+    site = f"http://127.0.0.1:{port}"
+    assert first == f"friend answers on {site}/v1, its page is {site}/"
+    assert others and all(DATED.match(line) for line in others), others
+    assert not [line for line in others if "uvicorn" in line]
+
+
+def test_the_ready_line_stands_behind_an_open_port(script: str) -> None:
+    with CommandServer(script, "--served-name", "friend", wait=False) as server:
+        assert server.process.stderr
+        line = server.process.stderr.readline()
+        assert line.startswith("friend answers on ")
+        assert urllib.request.urlopen(line.split()[-1], timeout=30).status == 200
 
 
 @pytest.mark.parametrize(
@@ -110,22 +121,6 @@ def test_ctrl_c_while_the_engine_process_still_imports_is_a_quiet_end(script: st
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 0 and "Traceback" not in said and "KeyboardInterrupt" not in said, said
-
-
-def test_chat_streams_answers_and_says_what_was_cached(script: str) -> None:
-    lines = "hi\nhow is the weather?\n/new\n/nonsense\n/quit\n"
-    done = subprocess.run([*COMMAND, "chat", script], input=lines, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Hello there." in done.stdout and "Sunny 😀 today." in done.stdout
-    assert done.stdout.count("prompt tokens cached") == 2
-    assert done.stdout.count("/new starts over") == 2
-
-
-def test_chat_survives_a_message_that_does_not_fit(script: str) -> None:
-    lines = "word " * 600 + "\nhi\n"
-    done = subprocess.run([*COMMAND, "chat", script], input=lines, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "the context is 512 tokens" in done.stdout and "Hello there." in done.stdout
 
 
 def test_broken_script_is_one_clear_line(tmp_path: Path) -> None:

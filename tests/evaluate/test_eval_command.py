@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kakera.cli import app
-from kakera.cli.eval import _progress
+from kakera.cli.progress import progress
 from kakera.errors import UsageError
 
 SMALL = ["--gpus", "cpu", "--chunk", "64", "--json"]
@@ -42,12 +42,27 @@ def test_a_suite_writes_answers_that_serve_as_a_baseline(tiny_model, tmp_path):
 
 
 def test_without_a_terminal_every_tenth_is_a_line_on_stderr(capsys):
-    with _progress("windows", 25) as advance:
+    with progress("windows", 25) as advance:
         for _ in range(25):
-            advance()
+            advance(1)
     shown = capsys.readouterr()
     lines = shown.err.splitlines()
     assert (lines[0], lines[-1], len(lines), shown.out) == ("windows: 3 of 25", "windows: 25 of 25", 10, "")
+
+
+def test_without_a_terminal_a_minute_is_a_line_too(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 25))
+    monkeypatch.setattr("kakera.cli.progress.time.monotonic", lambda: next(clock))
+    with progress("tokens", 1_000_000) as advance:
+        for _ in range(7):
+            advance(5000)
+    assert capsys.readouterr().err.splitlines() == ["tokens: 15,000 of 1,000,000", "tokens: 30,000 of 1,000,000"]
+
+
+def test_one_window_tells_how_far_it_is(tiny_model):
+    result = CliRunner().invoke(app, ["eval", "ppl", str(tiny_model), "--window", "512", "--limit", "1", *SMALL])
+    lines = result.stderr.splitlines()
+    assert "tokens: 64 of 512" in lines and lines[-1] == "tokens: 512 of 512" and len(lines) == 8, lines
 
 
 def test_a_scripted_model_has_nothing_to_evaluate(tmp_path):

@@ -22,15 +22,18 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
-def calibrate(model: Path, *arguments: str) -> Path:
-    out = model.parent / "rotation"
+def calibrate(model: Path, *arguments: str) -> str:
+    """What it prints on stdout."""
     options = ("--data", str(model.parent / "text"), "--window", "128", "--gpus", "cpu")
-    CliRunner().invoke(app, ["calibrate", str(model), str(out), *options, *arguments], catch_exceptions=False)
-    return out
+    words = ["calibrate", str(model), str(model.parent / "rotation"), *options, *arguments]
+    return CliRunner().invoke(app, words, catch_exceptions=False).stdout
 
 
 def test_its_files_are_graded_and_serve(model: Path) -> None:
-    out = calibrate(model, "--limit", "8")
+    told = json.loads(calibrate(model, "--limit", "8", "--json"))
+    out = model.parent / "rotation"
+    assert (told["rotation"], told["tokens"]) == (str(out), 512)
+    assert told["options"] == ["--rotation", str(out), "--kv-group", "32"]
     assert Rotation.load(out, load_spec(model)).graded
     options = ("--window", "512", "--limit", "1", "--data", str(model.parent / "text"), "--gpus", "cpu")
     int2 = ("--kv", "int2", "--kv-group", "32", "--kv-window", "64", "--rotation", str(out))

@@ -108,6 +108,7 @@ def test_one_log_line_a_request_without_its_text(slow, caplog):
     assert [line["finish"] for line in lines] == ["stop", "abort"]
     assert lines[0]["cached"] == 7 and lines[0]["miss"] == "cold" and lines[0]["ttft_s"] >= 0
     assert lines[0]["prompt"] == len(slow.engine.requests[0].tokens) and lines[0]["generated"] > 1
+    assert {line["client"] for line in lines} == {"127.0.0.1"} and "prompt_tokens_per_s" in lines[0]
     assert "secret" not in caplog.text and "Hello" not in caplog.text
 
 
@@ -295,7 +296,7 @@ def test_refused_requests_are_logged_and_counted_once(serve, caplog):
     server.chat("word " * 5000)
     server.post("/v1/completions", model="other", prompt="a")
     server.chat()  # 429 from the engine: its generation records it
-    server.http.get("/invented")
+    server.http.get("/invented?token=hidden")
     lines = [json.loads(r.getMessage()) for r in caplog.records if r.name == "kakera.requests"]
     assert [line["finish"] for line in lines] == [
         "invalid_value",
@@ -305,6 +306,8 @@ def test_refused_requests_are_logged_and_counted_once(serve, caplog):
         "http_404",
     ]
     assert (lines[0]["status"], lines[0]["param"]) == (400, "temperature")
+    assert [line["route"] for line in lines[2:]] == ["/v1/completions", "/v1/chat/completions", "/invented"]
+    assert {line["client"] for line in lines} == {"127.0.0.1"}
     counts = [line for line in server.http.get("/metrics").text.splitlines() if "kakera_requests_total{" in line]
     assert len(counts) == 5 and all(line.endswith(" 1.0") for line in counts)
     assert any('finish_reason="http_404",route="other"' in line for line in counts)

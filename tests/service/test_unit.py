@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,35 @@ def test_what_windows_has_to_be_told(tmp_path: Path) -> None:
     assert "systemd=true" not in "\n".join(wsl.needs(10**9, systemd=True))
     with pytest.raises(systemd.NoSystemd, match=r"wsl\.conf"):
         systemd.require_systemd(tmp_path / "none", wsl=True)
+
+
+SHOWN = """LoadState=loaded
+UnitFileState=enabled
+ActiveState=active
+SubState=running
+StatusText=mini answers on http://127.0.0.1:30000/v1; a=b
+MainPID=4711
+NRestarts=2
+MemoryCurrent=18446744073709551615
+ExecMainStatus=0
+"""
+
+
+@pytest.mark.parametrize(("active", "exit_code"), [("active", 0), ("failed", 3), ("activating", 3)])
+def test_status_is_one_json_document_with_the_exit_status_of_systemctl(monkeypatch, active, exit_code) -> None:
+    asked = []
+
+    def run(words, **_):
+        asked.append(words)
+        return subprocess.CompletedProcess(words, 0, SHOWN.replace("=active", f"={active}"), "")
+
+    monkeypatch.setattr(systemd, "require_systemd", lambda **_: None)
+    monkeypatch.setattr(systemd, "properties", partial(systemd.properties, run))
+    result = CliRunner().invoke(app, ["service", "status", "--json"])
+    told = json.loads(result.stdout)
+    assert result.exit_code == exit_code and asked[0][:4] == ["systemctl", "--user", "show", "kakera.service"]
+    assert told["active"] == active and told["enabled"] == "enabled" and told["status"].endswith("/v1; a=b")
+    assert (told["pid"], told["restarts"], told["memory_bytes"], told["since"]) == (4711, 2, None, None)
 
 
 def test_lingering_that_is_not_permitted_is_said(tmp_path: Path) -> None:

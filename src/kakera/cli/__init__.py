@@ -5,7 +5,8 @@ Every command imports what it needs when it runs, so that `kakera --help` and `k
 
 from __future__ import annotations
 
-import os
+import contextlib
+import errno
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -14,13 +15,14 @@ import typer
 
 from kakera import __version__
 from kakera.cli import bench, calibrate, chat, doctor, eval, info, plan, quantize, replay, serve, service
+from kakera.cli.terminal import READER_GONE, OutputLost, ReaderGone, drop_output, guard_output, visible_message
 from kakera.errors import KakeraError
 
 app = typer.Typer(
     name="kakera",
     help="Large hybrid language models with 2-bit weights and a 2-bit KV cache on small graphics cards.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
@@ -52,19 +54,35 @@ def _root(
 
 
 def main(command: Callable[[], object] = app) -> None:
-    """Entry point. Exit status: 0 done, 1 failed or refused, 2 wrong usage, 70 the engine died, 130 interrupted."""
+    """Entry point. Exit status: 0 done, 1 failed or refused, 2 wrong usage, 70 the engine died, 130 interrupted, 141
+    when the reader of standard output is gone."""
+    guard_output()
     try:
-        command()
+        try:
+            command()
+        finally:
+            sys.stdout.flush()
     except KakeraError as error:
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(Text.assemble(("kakera: ", "bold red"), str(error)))
+        if isinstance(error, OutputLost):
+            drop_output()
+        _complain(str(error))
         sys.exit(error.exit_status)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _complain(f"{error.strerror}{f': {error.filename}' if error.filename else ''}")
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # the reader (head, less) went away: nothing is left to say, and Python must not try again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    except (ReaderGone, BrokenPipeError):
+        drop_output()
+        sys.exit(READER_GONE)
+
+
+def _complain(message: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    with contextlib.suppress(OSError):  # where errors can not be written either, the exit status has to do
+        console.print(Text.assemble(("kakera: ", "bold red"), visible_message(message, sys.argv[1:])))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kakera.cli.options import token_count
+from kakera.cli.progress import spinner
 
 SpecOption = Annotated[
     str | None,
@@ -50,7 +51,7 @@ def waiting(what: str) -> Any:
     """A spinner on stderr; yields the function that changes its text."""
     from rich.console import Console
 
-    with Console(stderr=True).status(what) as status:
+    with spinner(Console(stderr=True), what) as status:
         yield status.update
 
 

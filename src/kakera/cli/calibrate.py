@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from kakera.cli.options import ModelArgument
+from kakera.cli.options import JsonOption, ModelArgument
+from kakera.cli.progress import progress
 
 
 def calibrate(
@@ -18,6 +19,7 @@ def calibrate(
     limit: Annotated[int, typer.Option("--limit", min=1, help="At most that many windows.")] = 16,
     seed: Annotated[int, typer.Option("--seed", help="Draws the sample that --limit keeps.")] = 0,
     gpus: Annotated[str, typer.Option("--gpus", help="auto, cpu, cpu:4GB or sizes, as for serve.")] = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Measure keys and values on a text and write the rotation that lets INT2 spend its bits where they vary."""
     from kakera.cli.model import resolve_model
@@ -39,11 +41,17 @@ def calibrate(
     spec = forced.model.spec
     recorder = Recorder(forced.attention, spec)
     forced.attention = recorder
-    for tokens in windows:
-        for _ in forced.hidden(tokens):
-            pass
+    with progress("tokens", window * len(windows)) as advance:
+        for tokens in windows:
+            for _, hidden_NH in forced.hidden(tokens):
+                advance(len(hidden_NH))
     recorder.moments.rotation().save(out, spec, "principal axes in three grades")
-    typer.echo(
-        f"{out}: from {int(recorder.moments.counts_L.min()):,} tokens. "
-        f"Use it with --rotation {out} --kv-group {spec.head_dim // 2}"
-    )
+    read = int(recorder.moments.counts_L.min())
+    options = ["--rotation", str(out), "--kv-group", str(spec.head_dim // 2)]
+    if as_json:
+        import json
+
+        told = {"model": found.name, "rotation": str(out), "tokens": read, "options": options}
+        typer.echo(json.dumps(told, indent=2))
+        return
+    typer.echo(f"{out}: from {read:,} tokens. Use it with {' '.join(options)}")

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakera.cli.options import ModelArgument, with_memory_options
+from kakera.cli.options import MODEL_HELP, with_memory_options
+from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kakera.cli.conversation import Conversation
+    from kakera.cli.conversation import Answerer, Conversation, Settings
 
-HELP = "/new starts over, /system TEXT sets the system message, /quit ends; Ctrl-C stops an answer"
+HELP = """\
+/new            starts over, with the same system message
+/system TEXT    sets the system message and starts over; /system shows it, /system none removes it
+/help           shows this
+/quit           ends, as Ctrl-D or Ctrl-C twice
+Ctrl-C stops an answer. Pasted text of several lines is one message; Alt-Enter begins a line, Up brings older messages.
+What begins with / and is no command is sent, and so is a command behind a space."""
+HINT = "/help shows the commands; Ctrl-C stops an answer, Ctrl-D ends"
+COMMANDS = ("/new", "/system", "/help", "/quit", "/exit")
 
 
 @with_memory_options
 def chat(
-    model: ModelArgument = "mini",
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help=f"{MODEL_HELP} Default: mini, or with --url the server's."),
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
     thinking: Annotated[bool, typer.Option("--thinking/--no-thinking", help="Let the model reason first.")] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")] = 1024,
@@ -27,53 +40,111 @@ def chat(
         float | None, typer.Option("--temperature", min=0.0, help="0 is greedy. Default: the model's.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Same seed, same answers.")] = 0,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="Talk to a running server, such as http://127.0.0.1:30000."),
+    ] = None,
+    api_key: Annotated[str | None, typer.Option("--api-key", help="Its key, with --url.")] = None,
     *,
     wishes: Wishes,
 ) -> None:
-    """Talk to a model. Each answer shows how many tokens the prefix cache saved, and its speed."""
+    """Talk to a model. Each answer shows how many tokens the prefix cache saved, and its speed.
+
+    Text that is piped in is one message, which is answered.
+    """
     from rich.console import Console
 
     from kakera.cli.conversation import Conversation, Settings
-    from kakera.cli.engine import recipe_for, served_model
-    from kakera.cli.model import resolve_model
 
     console = Console(highlight=False)
+    settings = Settings(max_tokens, seed, thinking, temperature)
+    if url is not None:
+        answerer = _remote(url, api_key, model or "", wishes, settings)
+    elif api_key is not None:
+        raise UsageError("--api-key needs --url")
+    else:
+        answerer = _local(model or "mini", wishes, settings, console)
+    conversation = Conversation(answerer, console, system)
+    if sys.stdin.isatty():
+        talk(conversation)
+    elif text := sys.stdin.buffer.read().decode("utf-8", "replace").strip("\r\n"):
+        conversation.ask(text)
+
+
+def _local(model: str, wishes: Wishes, settings: Settings, console: Console) -> Answerer:
+    from kakera.cli.engine import recipe_for, served_model
+    from kakera.cli.local_answers import LocalModel
+    from kakera.cli.model import resolve_model
+
     found = resolve_model(model)
     offered = served_model(found)
     recipe = recipe_for(found, wishes, lambda line: console.print(line, style="dim", soft_wrap=True))
-    with console.status("loading"):
-        engine = recipe()
-    settings = Settings(max_tokens, seed, thinking, temperature)
-    conversation = Conversation(engine, offered, settings, console, system)
-    console.print(HELP, style="dim", soft_wrap=True)
-    while (line := _read_line(console)) is not None:
-        if not _command(conversation, line):
+    return LocalModel(recipe(), offered, settings)
+
+
+def _remote(url: str, key: str | None, model: str, wishes: Wishes, settings: Settings) -> Answerer:
+    from kakera.cli.remote_answers import RemoteModel
+
+    if wishes != Wishes():
+        raise UsageError("--url: the server has its memory already; give memory options to kakera serve")
+    return RemoteModel(url, key, model, settings)
+
+
+def talk(conversation: Conversation) -> None:
+    """Until the user ends it."""
+    from kakera.cli.last_plan import state_directory
+    from kakera.cli.line_editor import LineEditor
+
+    editor = LineEditor(state_directory() / "chat-history", COMMANDS)
+    say(conversation, HINT)
+    interrupted = False
+    while True:
+        try:
+            line = editor.read()
+            interrupted = False
+            if not obey(conversation, line):
+                return
+        except EOFError:
             return
+        except KeyboardInterrupt:
+            if interrupted:
+                return
+            interrupted = True
+            say(conversation, "Ctrl-C again, or Ctrl-D, ends the chat")
 
 
-def _read_line(console: Console) -> str | None:
-    """The next message; None at the end of the input."""
-    try:
-        return console.input("[bold]> [/]")
-    except (EOFError, KeyboardInterrupt):
-        console.print()
-        return None
-
-
-def _command(conversation: Conversation, line: str) -> bool:
-    """Do what a line says; False ends the chat."""
-    word, _, rest = line.strip().partition(" ")
-    match word:
+def obey(conversation: Conversation, line: str) -> bool:
+    """Do what a message says; False ends the chat. A command with words behind it that it does not take is text."""
+    command, rest = line.rstrip(), ""
+    if command.split(maxsplit=1)[:1] == ["/system"] and line.startswith("/"):
+        command, rest = "/system", command.removeprefix("/system").strip()
+    match command:
         case "":
             pass
         case "/quit" | "/exit":
             return False
+        case "/help":
+            say(conversation, HELP)
         case "/new":
             conversation.restart()
+            say(conversation, "a new conversation")
         case "/system":
-            conversation.restart(rest.strip() or None)
-        case _ if word.startswith("/"):
-            conversation.console.print(HELP, style="dim", soft_wrap=True)
+            _set_system(conversation, rest)
         case _:
-            conversation.turn(line)
+            conversation.turn(line.strip())
     return True
+
+
+def _set_system(conversation: Conversation, text: str) -> None:
+    if text:
+        conversation.system = None if text == "none" else text
+        conversation.restart()
+    state = f"the system message is: {conversation.system}" if conversation.system else "there is no system message"
+    how = "/system TEXT sets it, /system none removes it"
+    say(conversation, f"a new conversation; {state}" if text else f"{state} ({how})")
+
+
+def say(conversation: Conversation, line: str) -> None:
+    from rich.text import Text
+
+    conversation.console.print(Text(line, style="dim"), soft_wrap=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
+from kakera.cli.progress import progress
 from kakera.plan.plan import Wishes
 
 app = typer.Typer(help="Measure quality: ppl, kld, retrieval, tools, json.", no_args_is_help=True)
@@ -50,7 +50,7 @@ def ppl(
     directory = _directory(model)
     windows = cut_held_out(Tokenizer.load(directory), window, limit, data, seed)
     forced = open_forced(directory, wishes, window, escha_bias=escha_bias)
-    with _progress("windows", len(windows)) as advance:
+    with progress("tokens", window * len(windows)) as advance:
         found = perplexity(forced, windows, advance)
     result = {"suite": "ppl", "model": model, "kv": wishes.kv, "escha_bias": escha_bias, "window": window}
     _show(
@@ -90,7 +90,7 @@ def kld(
         reference = open_forced(directory, plain, window, tested.model)
     else:
         reference = open_forced(_directory(base), plain, window)
-    with _progress("windows", len(windows)) as advance:
+    with progress("tokens", window * len(windows)) as advance:
         found = divergence(reference, tested, windows, advance)
     result = {"suite": "kld", "model": model, "kv": wishes.kv, "escha_bias": escha_bias, "base": base or model}
     _show(
@@ -153,8 +153,8 @@ def _run_suite(
     directory = _directory(model)
     reader = open_reader(directory)
     engine = open_engine(directory, wishes, escha_bias=escha_bias)
-    with _progress(suite, len(cases)) as advance:
-        answers = run_suite(suite, cases, engine, reader, advance)
+    with progress(suite, len(cases)) as advance:
+        answers = run_suite(suite, cases, engine, reader, partial(advance, 1))
     if out:
         _write_lines(out, [asdict(answer) for answer in answers])
     rows = groups(answers, known)
@@ -173,33 +173,6 @@ def _directory(model: str) -> Path:
     if found.scripted:
         raise UsageError("a scripted model only plays back its script: there is nothing to evaluate")
     return found.path
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, so that stdout stays clean, or a line a tenth; yields the function that moves it by one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    if not (console := Console(stderr=True)).is_terminal:
-        yield _lines(what, total)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
-def _lines(what: str, total: int) -> Callable[[], None]:
-    """For a log: a minute without a word looks like a hang."""
-    numbers = count(1)
-
-    def advance() -> None:
-        done = next(numbers)
-        if done * 10 // total > (done - 1) * 10 // total:
-            typer.echo(f"{what}: {done} of {total}", err=True)
-
-    return advance
 
 
 def _show(result: dict[str, Any], as_json: bool, view: Any) -> None:

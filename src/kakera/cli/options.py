@@ -15,9 +15,10 @@ from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 
 MEMORY = "Memory"
+MODEL_HELP = "A directory, a Hugging Face repo id, `mini`, scripted:FILE or spec:NAME."
 ModelArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A directory, a Hugging Face repo id, `mini`, scripted:FILE or spec:NAME."),
+    typer.Argument(metavar="MODEL", help=MODEL_HELP),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 

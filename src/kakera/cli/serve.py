@@ -26,6 +26,7 @@ from kakera.cli.options import (
 from kakera.plan.plan import Wishes
 
 if TYPE_CHECKING:
+    from kakera.server.watch import EngineWatch
     from kakera.service.instance import Claim, Holder
 
 
@@ -105,8 +106,14 @@ def serve(
                 with contextlib.suppress(OSError):  # a full disk: the next server then waits for nobody
                     claim.note_engine(engine.pid)
             await first_token(engine)
-            answers = f"{offered.name} answers on http://{host}:{port}/v1"
-            say(answers)
+            site = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            answers = f"{offered.name} answers on {site}/v1, its page is {site}/"
+            attend = attendant(notifier, answers)
+
+            async def listening(watch: EngineWatch) -> None:
+                say(answers)  # nobody shall follow it to a closed port
+                await attend(watch)
+
             return await serve_engine(
                 engine,
                 offered,
@@ -115,7 +122,7 @@ def serve(
                 access=access,
                 log_level=log_level,
                 stall_seconds=limit,
-                attend=attendant(notifier, answers),
+                attend=listening,
                 plan=recipe.plan,
             )
         finally:

@@ -17,6 +17,7 @@ from kakera.cli.options import (
     AllowedHostOption,
     CorsOption,
     HostOption,
+    JsonOption,
     KeyOption,
     LevelOption,
     ModelArgument,
@@ -83,11 +84,17 @@ def install(
 
 
 @app.command()
-def status() -> None:
+def status(as_json: JsonOption = False) -> None:
     """What systemd says about the service. Exit status 0 if it runs, 3 if not."""
     from kakera.service import systemd
 
     _require()
+    if as_json:
+        import json
+
+        found = systemd.properties()
+        typer.echo(json.dumps(found, indent=2))
+        raise typer.Exit(0 if found["active"] == "active" else 3)
     raise typer.Exit(systemd.show("systemctl", "--user", "status", "--no-pager", systemd.UNIT))
 
 

@@ -5,7 +5,7 @@ A key's precision follows from positions alone, so what is measured here is what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,12 @@ from kakera.kv.batch import Batch, Span
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 
+OnTokens = Callable[[int], None]  # hears that so many more tokens have been read
 HEAD_ROWS = 256  # rows of logits at a time: 256 x 248,320 fp32 is 254 MB
+
+
+def ignore(tokens: int) -> None:
+    """Nobody asks how far it has come."""
 
 
 class Forced:

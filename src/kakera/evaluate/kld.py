@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from kakera.errors import UsageError
-from kakera.evaluate.forced import Forced
+from kakera.evaluate.forced import Forced, OnTokens, ignore
 from kakera.evaluate.intervals import Estimate, estimate
 from kakera.evaluate.windows import Window
 
@@ -35,19 +35,14 @@ class _Rows:
     nll_delta: np.ndarray
 
 
-def divergence(
-    base: Forced, tested: Forced, windows: Sequence[Window], on_window: Callable[[], None] = lambda: None
-) -> Divergence:
-    """Compare two engines at every position of every window but each window's last.
+def divergence(base: Forced, tested: Forced, windows: Sequence[Window], on_tokens: OnTokens = ignore) -> Divergence:
+    """Compare two engines at every position of every window but each window's last. `on_tokens` hears how far it is.
 
     Raises UsageError if their vocabularies differ.
     """
     if base.chunk != tested.chunk:
         raise ValueError(f"chunks differ ({base.chunk}, {tested.chunk}): rows would not pair")
-    found = []
-    for tokens in windows:
-        found.append(_compare(base, tested, tokens))
-        on_window()
+    found = [_compare(base, tested, tokens, on_tokens) for tokens in windows]
     kld = np.concatenate([rows.kld for rows in found])
     return Divergence(
         kld=estimate(kld),
@@ -61,7 +56,7 @@ def divergence(
     )
 
 
-def _compare(base: Forced, tested: Forced, tokens: Window) -> _Rows:
+def _compare(base: Forced, tested: Forced, tokens: Window, on_tokens: OnTokens) -> _Rows:
     kld, same, delta = [], [], []
     for (start, p_NV), (_, q_NV) in zip(base.logits(tokens), tested.logits(tokens), strict=True):
         if p_NV.shape != q_NV.shape:
@@ -72,6 +67,7 @@ def _compare(base: Forced, tested: Forced, tokens: Window) -> _Rows:
         # rounding can push the sum of a tiny divergence below 0
         kld.append((log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0))
         same.append(log_p.argmax(-1) == log_q.argmax(-1))
+        on_tokens(len(p_NV))
         delta.append((log_p.gather(1, targets) - log_q.gather(1, targets))[:, 0])
     return _Rows(_join(kld), _join(same), _join(delta))
 

@@ -292,6 +292,9 @@ class Generation:
                 self.reasoning_tokens += delta.reasoning_tokens
                 self.record.choice_ended(event.code if event.code == "loop" else delta.finish or "stop")
                 return delta
+            case Progress() if choice == 0:
+                self.record.progress(event.done, event.total)
+                return Delta(choice)
             case _:
                 return Delta(choice)
 

@@ -118,11 +118,10 @@ async def serve(
 
 
 def configure_logging(level: str) -> None:
-    """Requests as bare JSON lines, everything else with time and level; both on stderr."""
-    plain, lines = logging.StreamHandler(), logging.StreamHandler()
-    plain.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    lines.setFormatter(logging.Formatter("%(message)s"))
-    for name, handler in (("kakera", plain), ("uvicorn", plain), ("kakera.requests", lines)):
+    """Every line on stderr, with time and level. What uvicorn says of its starts and stops, kakera says better."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    for name, least in (("kakera", level), ("uvicorn", level if level in ("debug", "error") else "warning")):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(level.upper())
+        logger.setLevel(least.upper())

@@ -78,7 +78,8 @@ class Service:
         request.state.recorded = True
         self.intake.leave()
         received: float = request.state.received
-        record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received)
+        client = request.client.host if request.client else None
+        record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received, client)
         generation = Generation(self.engine, self.model.tokenizer, job, record)
         self._generations.add(generation)
         return generation

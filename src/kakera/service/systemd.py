@@ -14,6 +14,22 @@ UNIT = "kakera.service"
 BOOTED = Path("/run/systemd/system")  # exists if and only if systemd is the init of this machine (sd_booted)
 INSTEAD = "run `kakera serve` in a container or under a supervisor of your own instead (docs/operating.md)"
 
+# what `systemctl show` calls it -> what we do
+PROPERTIES = {
+    "LoadState": "load",
+    "UnitFileState": "enabled",
+    "ActiveState": "active",
+    "SubState": "state",
+    "StatusText": "status",
+    "MainPID": "pid",
+    "NRestarts": "restarts",
+    "MemoryCurrent": "memory_bytes",
+    "ExecMainStatus": "exit_status",
+    "ActiveEnterTimestamp": "since",
+}
+NUMBERS = ("pid", "restarts", "memory_bytes", "exit_status")
+NO_NUMBER = 2**64 - 1  # systemd's way to say that it has none; newer versions write [not set]
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -49,6 +65,20 @@ def systemctl(*words: str, run: Run = subprocess.run) -> None:
 def show(*words: str, run: Run = subprocess.run) -> int:
     """A command whose output and exit status are for the user."""
     return run(list(words), check=False).returncode
+
+
+def properties(run: Run = subprocess.run) -> dict[str, str | int | None]:
+    """What systemd knows of the unit, installed or not. Raises KakeraError with what systemctl said."""
+    words = ["systemctl", "--user", "show", UNIT, f"--property={','.join(PROPERTIES)}"]
+    done = run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise KakeraError(f"{' '.join(words)}: {done.stderr.strip() or done.returncode}")
+    told = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    found: dict[str, str | int | None] = {name: told.get(key) or None for key, name in PROPERTIES.items()}
+    for name in NUMBERS:
+        text = str(found[name])
+        found[name] = int(text) if text.isdecimal() and int(text) < NO_NUMBER else None
+    return found
 
 
 def linger_problem(run: Run = subprocess.run) -> str | None:

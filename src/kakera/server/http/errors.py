@@ -46,9 +46,12 @@ def anthropic_body(body: dict[str, Any], status: int) -> dict[str, Any]:
 
 
 class Refusals:
-    """Answers with an error, and has it recorded (route, status, code, param) unless a generation has done so."""
+    """Answers with an error, and has it recorded unless a generation has done so.
 
-    def __init__(self, record: Callable[[str, int, str, str | None], None]):
+    `record` takes route, status, code, param, path and the client's address.
+    """
+
+    def __init__(self, record: Callable[[str, int, str, str | None, str, str | None], None]):
         self._record = record
 
     def answer(
@@ -57,7 +60,8 @@ class Refusals:
         if not scope.get("state", {}).get("recorded"):
             error = body["error"]
             route = scope["path"] if "route" in scope else "other"  # paths that clients invent are no labels
-            self._record(route, status, error["code"] or f"http_{status}", error["param"])
+            client = scope["client"][0] if scope.get("client") else None
+            self._record(route, status, error["code"] or f"http_{status}", error["param"], scope["path"], client)
         if scope["path"].startswith(ANTHROPIC_ROUTE):
             body = anthropic_body(body, status)
         return JSONResponse(body, status_code=status, headers=headers)

@@ -1,4 +1,4 @@
-"""One request's figures, gathered while it runs; they end in the metrics and in one log line. Never any text."""
+"""One request's figures, gathered while it runs; they end in the metrics and in the log. Never any text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,29 @@ from kakera.errors import RequestRefused
 from kakera.server.metrics.prometheus import Metrics
 
 WHERE = re.compile(r" at token \d+$")  # for the log; a metric with a label a position would never end
+PROGRESS_SECONDS = 10.0  # at most one line so often for a prompt that is being read
+SHOWN_PATH = 200  # characters of a path that nobody serves
 request_log = logging.getLogger("kakera.requests")
+progress_log = logging.getLogger("kakera.progress")
 
 
-def record_refusal(metrics: Metrics, route: str, status: int, code: str, param: str | None) -> None:
-    """A request that was refused before it became a generation: one count and one log line, which no text enters."""
+def record_refusal(
+    metrics: Metrics,
+    route: str,
+    status: int,
+    code: str,
+    param: str | None,
+    path: str | None = None,
+    client: str | None = None,
+) -> None:
+    """A request that was refused before it became a generation: one count and one log line, which no text enters.
+
+    `route` labels the metrics; the line shows `path`, where that is not one of ours.
+    """
     metrics.requests.labels(route, code).inc()
     metrics.refused.labels(code).inc()
-    request_log.info(json.dumps({"route": route, "status": status, "param": param, "finish": code}))
+    shown = {"client": client, "route": (path or route)[:SHOWN_PATH], "status": status, "param": param, "finish": code}
+    request_log.info(json.dumps(shown))
 
 
 @dataclass
@@ -32,11 +47,27 @@ class RequestRecord:
     prompt_tokens: int
     metrics: Metrics
     began: float
+    client: str | None = None  # its address
     queued: float = field(default_factory=time.monotonic)  # from here on the engine counts its queue
     first_token: float | None = None
     generated: int = 0
     reasons: list[str] = field(default_factory=list)
     _last_token: dict[int, float] = field(default_factory=dict)
+    _first_read: tuple[float, int] | None = None  # when progress was first heard of, and the tokens read by then
+    _told: float = 0.0  # when progress was last logged
+
+    def progress(self, done: int, total: int) -> None:
+        """`done` of `total` prompt tokens have been read: now and then a line, or a long prompt looks like a hang."""
+        now = time.monotonic()
+        since, before = self._first_read = self._first_read or (now, done)
+        if now - max(self._told, self.queued) < PROGRESS_SECONDS or done >= total:
+            return
+        self._told = now
+        line = f"{self.id} of {self.client}: {done:,} of {total:,} prompt tokens read"
+        if done > before and now > since:
+            speed = (done - before) / (now - since)
+            line += f", {speed:,.0f} tokens/s, about {(total - done) / speed:,.0f} s left"
+        progress_log.info("%s", line)
 
     def tokens(self, choice: int, count: int) -> None:
         now = time.monotonic()
@@ -81,7 +112,9 @@ class RequestRecord:
             self.metrics.misses.labels(WHERE.sub("", miss) or "none").inc()
         line = self._line(reason, cached, miss, usages)
         self.metrics.recent.append({"at": time.time(), **line})
-        request_log.info(json.dumps(line))
+        request_log.info(
+            json.dumps({"client": self.client, **line, "prompt_tokens_per_s": _read_speed(usages, cached)})
+        )
 
     def _waited(self, usages: list[Usage]) -> float:
         return self.queued - self.began + usages[0].queue_seconds
@@ -102,3 +135,10 @@ class RequestRecord:
             "total_s": round(now - self.began, 4),
             "finish": reason,
         }
+
+
+def _read_speed(usages: list[Usage], cached: int) -> float | None:
+    """Prompt tokens a second, of those that were not cached."""
+    if not usages or usages[0].prefill_seconds <= 0:
+        return None
+    return round((usages[0].prompt_tokens - cached) / usages[0].prefill_seconds, 1)
