@@ -12,6 +12,7 @@ from fastapi import Request
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.fields import RequestBody
+from kakera.server.foreign import check_foreign
 from kakera.server.generate import Generation, Job
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
@@ -44,9 +45,13 @@ class Service:
             )
 
     def check(self, body: RequestBody) -> None:
-        """What all dialects check. Says once per name that a field has no effect; raises as `check_model` does."""
+        """What all dialects check. Says once per name that a field has no effect; raises RequestRefused for a model
+        that is not served, and for a field that would have to have one."""
         self.check_model(body.model)
-        for name in list(body.model_extra or ())[:MAX_NAMES]:
+        unknown = {name: value for name, value in (body.model_extra or {}).items() if name not in body.passed}
+        for name, value in unknown.items():
+            check_foreign(name, value)
+        for name in list(unknown)[:MAX_NAMES]:
             self.note(name, f"request field {name[:100]!r} is not known and has no effect")
 
     def note(self, key: str, message: str) -> None:

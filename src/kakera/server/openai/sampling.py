@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ from kakera.run.interface import EngineLimits
 from kakera.server.model import ServedModel
 from kakera.server.openai.schema import GenerationBody
 
-TOKEN_DIGITS = 10
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 COUNTED = 524_288  # tokens of a text that is only counted, if the context is not larger; as JSON 4 MB
 COUNTED_BEYOND = 4  # a quarter of the context
 
@@ -109,8 +110,11 @@ def _min_tokens(wanted: int, max_tokens: int) -> int:
 def _logit_bias(bias: dict[str, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
     pairs: dict[int, float] = {}
     for key, value in bias.items():
-        if not (key.isdecimal() and len(key) <= TOKEN_DIGITS):
-            raise RequestRefused(f"logit_bias: {key!r} is not a token id", param="logit_bias")
+        if not TOKEN_ID.fullmatch(key):  # "007" would be a second value for "7"
+            raise RequestRefused(
+                f"logit_bias: {key[:40]!r} is not a token id, which is a number such as 7 in the digits 0 to 9",
+                param="logit_bias",
+            )
         pairs[check_token(int(key), model, "logit_bias")] = value
     return tuple(pairs.items())
 

@@ -3,7 +3,7 @@ extensions (vLLM's names)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -117,6 +117,15 @@ class ChatMessage(Body):
 
 class ChatBody(GenerationBody):
     model_config = shown(CHAT)
+    # for dialects that have no name of their own for them
+    for_agents: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed"),
+            *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "loop_guard", "chat_template_kwargs"),
+            *("reasoning_effort", "thinking_budget", "response_format", "structured_outputs"),
+            *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        }
+    )
 
     messages: Items[ChatMessage]
     max_tokens: int | None = Field(None, ge=1)
@@ -153,7 +162,19 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     echo: bool | None = None
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    suffix: str | None = None
     parse_special: bool | None = None  # spelled control tokens in a text prompt are the tokens
+
+    @model_validator(mode="after")
+    def _nothing_is_chosen_or_filled_in(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise refuse("best_of", "best_of must be n here: all choices are returned; send n for more of them")
+        if self.suffix:
+            raise refuse(
+                "suffix", "suffix is not supported: write the model's own marks for filling in into the prompt"
+            )
+        return self
 
     @model_validator(mode="after")
     def _zero_tokens_only_to_echo(self) -> CompletionBody:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kakera.errors import RequestRefused
-from kakera.server.agents.translate import chat_body, kind_of, string, text_of
+from kakera.server.agents.translate import chat_body, kind_of, names_of, string, text_of
 from kakera.server.openai.schema import ChatBody
 from kakera.server.responses.schema import ResponsesBody, ResponseTool
 from kakera.text.json_size import read_json
@@ -55,21 +55,14 @@ def responses_chat(body: ResponsesBody) -> tuple[ChatBody, ToolNames, list[str]]
         "tools": tools or None,
         "tool_choice": tool_choice(body.tool_choice, names),
         "parallel_tool_calls": body.parallel_tool_calls,
-        "response_format": response_format(body.text.format) if body.text else None,
+        "response_format": body.text.format if body.text else None,
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "cache": body.cache,
     }
-    return chat_body(fields, NAMES), names, left_out
-
-
-def response_format(form: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Chat completions puts a schema one level deeper."""
-    if form is None or form.get("type") != "json_schema":
-        return form
-    return {"type": "json_schema", "json_schema": {name: form[name] for name in form.keys() - {"type"}}}
+    return chat_body(fields, names_of(body, NAMES), body.passed_on), names, left_out
 
 
 def function_tools(

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from kakera.server.agents.blocks import Answer, gather
-from kakera.server.agents.translate import dialect_job
+from kakera.server.agents.translate import dialect_job, names_of
 from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.errors import describe
@@ -42,7 +42,7 @@ async def responses_reply(body: ResponsesBody, service: Service, request: Reques
     chat, names, left_out = await service.intake.run(lambda watch: responses_chat(body))
     for kind in left_out:
         service.note(f"tools {kind}", f"tools of type {kind[:100]!r} do not run here and are left out")
-    job = await dialect_job(chat, service, "resp", NAMES)
+    job = await dialect_job(chat, service, "resp", names_of(body, NAMES))
     return ResponsesReply(service.generation(job, request), service.model, body, names)
 
 
