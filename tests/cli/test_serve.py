@@ -125,7 +125,7 @@ def test_chat_survives_a_message_that_does_not_fit(script: str) -> None:
     lines = "word " * 600 + "\nhi\n"
     done = subprocess.run([*COMMAND, "chat", script], input=lines, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "the context is 512 tokens" in done.stdout and "Hello there." in done.stdout
+    assert "maximum context length is 512 tokens" in done.stdout and "Hello there." in done.stdout
 
 
 def test_broken_script_is_one_clear_line(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Request
-from kakera.errors import RequestRefused
+from kakera.errors import RequestRefused, prompt_too_long
 from kakera.plan.plan import Plan
 
 
@@ -45,17 +45,9 @@ class Limits:
             raise RequestRefused(
                 f"max_tokens is {request.sampling.max_tokens}; it can not be negative", param="max_tokens"
             )
-        needed = count + min(1, request.sampling.max_tokens)
-        pool = self.pages * PAGE
-        if needed > min(self.context, pool):
-            limit = (
-                f"the context is {self.context} tokens" if self.context <= pool else f"the KV pool holds {pool} tokens"
-            )
-            raise RequestRefused(
-                f"the prompt has {count} tokens and needs room for an answer, but {limit}; shorten the prompt",
-                code="context_length_exceeded",
-                param=param,
-            )
+        limit = min(self.context, self.pages * PAGE)
+        if count + min(1, request.sampling.max_tokens) > limit:
+            raise prompt_too_long(count, limit, param)
 
     def _check_ids(self, tokens: Sequence[int], where: str, param: str) -> None:
         if not tokens:

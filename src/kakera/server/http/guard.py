@@ -39,7 +39,7 @@ class Guard:
         if self._keys:  # browsers add no key by themselves, so with keys a page elsewhere can do nothing
             if scope["path"] in self._open or self._has_key(headers):
                 return None
-            text = "wrong or missing API key; send it as Authorization: Bearer KEY"
+            text = "wrong or missing API key; send it as Authorization: Bearer KEY or as x-api-key: KEY"
             return 401, "invalid_api_key", text
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and scope["method"] not in READING and not self._ours(origin, host):

@@ -78,7 +78,10 @@ class RequestLimits:
                 return messages
 
     async def _too_long(self, what: str, scope: Scope, receive: Receive, send: Send) -> None:
-        text = f"the request body {what}; the limit is {self._bytes} bytes, which follows from the server's --context"
+        text = (  # agents take the first words, or the last ones, for a history to be shortened
+            f"request entity too large: the body {what} and the limit is {self._bytes} bytes, which follows from the "
+            "server's --context, so the prompt is too long"
+        )
         await self._refuse(413, "body_too_large", text, scope, receive, send)
 
     async def _refuse(self, status: int, code: str, text: str, scope: Scope, receive: Receive, send: Send) -> None:
