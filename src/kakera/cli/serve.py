@@ -10,12 +10,14 @@ import typer
 
 from kakera.cli.options import (
     DEFAULT_HOST,
+    DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
     DEFAULT_PORT,
     LEVELS,
     AllowedHostOption,
     CorsOption,
     HostOption,
+    KeepAliveOption,
     KeyOption,
     LevelOption,
     ModelArgument,
@@ -42,6 +44,7 @@ def serve(
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
     log_level: LevelOption = DEFAULT_LEVEL,
+    keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
     ] = None,
@@ -115,6 +118,7 @@ def serve(
                 access=access,
                 log_level=log_level,
                 stall_seconds=limit,
+                keep_alive_seconds=keep_alive,
                 attend=attendant(notifier, answers),
                 plan=recipe.plan,
             )

@@ -164,7 +164,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     suffix: str | None = None
-    parse_special: bool | None = None  # spelled control tokens in a text prompt are the tokens
+    parse_special: bool | None = None  # without it and with true, spelled control tokens in a prompt are the tokens
 
     @model_validator(mode="after")
     def _nothing_is_chosen_or_filled_in(self) -> CompletionBody:
