@@ -88,6 +88,8 @@ def response_format(wish: dict[str, Any], param: str = "response_format") -> Ans
     """OpenAI's response_format, with the types "regex" and "grammar" beside its own. None for plain text."""
     given = {name: value for name, value in wish.items() if value is not None}
     kind = given.pop("type")
+    if kind == "text":  # demands nothing, so only what would demand something is a mistake
+        given = {name: value for name, value in given.items() if any(name in known for known in FORMATS.values())}
     _check_names(given, FORMATS[kind], f"{param} of type {kind}", param)
     match kind:
         case "json_object" | "json_schema":
