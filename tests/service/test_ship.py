@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -46,6 +47,13 @@ def test_health_is_asked_where_the_server_listens() -> None:
     assert instructions("ENTRYPOINT") == ['["kakera"]'] and '"--host", "0.0.0.0"' in instructions("CMD")[-1]
 
 
+def status_for(port: int, host: str) -> int:
+    """Of a page elsewhere whose name has come to mean this machine (DNS rebinding), or of our own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/v1/models", headers={"Host": f"{host}:{port}"})
+    return connection.getresponse().status
+
+
 def test_what_the_container_starts_answers_its_health_check_warns_that_it_is_open_and_stops_in_time(
     place: Path, script: str
 ) -> None:
@@ -62,6 +70,7 @@ def test_what_the_container_starts_answers_its_health_check_warns_that_it_is_ope
     assert serve == "serve" and health() != 0
     with Served(place / "a", script, *options, port=port) as server:
         assert health() == 0
+        assert [status_for(port, host) for host in ("localhost", "127.0.0.1", "rebound.example.com")] == [200, 200, 421]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=grace) == 0
     assert health() != 0
