@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,3 +152,11 @@ def test_a_wheel_holds_every_file_of_the_package_and_its_command_finds_the_model
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["path"] == str(installed / "kakera" / "data" / "mini")
+
+
+def test_no_dependency_may_be_as_old_as_its_known_holes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounds = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", line).groups() for line in project["dependencies"])
+    least = {"jinja2": (3, 1, 6), "h11": (0, 16), "starlette": (0, 49, 1), "fastapi": (0, 120, 1)}
+    for name, fixed in least.items():
+        assert tuple(map(int, bounds[name].split("."))) >= fixed, name
