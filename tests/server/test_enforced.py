@@ -206,3 +206,12 @@ def test_a_union_of_refs_is_enforced(strict, loose):
     schema["oneOf"] = [{"$ref": "#/$defs/A"}] * 2
     error = strict.post(CHAT, **BODIES[CHAT], **json.loads(json.dumps(wish))).json()["error"]
     assert error["code"] == "invalid_grammar" and "write anyOf" in error["message"]
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_too_many_stop_tokens_name_the_limit(strict, route):
+    for count, status in ((1024, 200), (1025, 400), (100_000, 400)):
+        answer = strict.post(route, **BODIES[route], stop_token_ids=[9] * count)
+        assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error["param"] == "stop_token_ids" and "1024" in error["message"]

@@ -14,6 +14,7 @@ from kakera.server.fields import MANY, MAX_STOPS, Body, Items, Numbers, Pairs, R
 MAX_CHOICES = 16
 MAX_PROMPTS = 2048  # of one body; evaluation tools send hundreds
 MAX_ALTERNATIVES = 20
+MAX_STOP_IDS = 1024  # each is looked at with each token
 SEEDS = 2**63
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -55,7 +56,7 @@ class GenerationBody(RequestBody):
     seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Numbers[TokenId] | None = None
+    stop_token_ids: Annotated[Numbers[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
