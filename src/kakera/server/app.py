@@ -97,7 +97,13 @@ def create_app(
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_middleware(Defects, refusals=refusals)
-    app.add_middleware(RequestLimits, body_bytes=body_limit, body_seconds=body_seconds, refusals=refusals)
+    app.add_middleware(
+        RequestLimits,
+        body_bytes=body_limit,
+        body_seconds=body_seconds,
+        refusals=refusals,
+        emptied=service.intake.give_back_soon,
+    )
     app.add_middleware(Guard, access=access, open_paths=("/health", "/metrics", *PATHS), refusals=refusals)
     if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key
         app.add_middleware(
