@@ -20,7 +20,7 @@ class Limits:
     pages: int  # device pages in the pool
     slots: int  # running requests
     chunk: int  # most prefill tokens in one step
-    max_waiting: int = 256
+    max_waiting: int = 256  # of whom one client's are at most three quarters
     target_seconds: float = 0.25  # between two tokens of a running stream, prefill of others included
     grid: int = 8192  # a checkpoint each so many tokens where the text offers no better place
     vocab: int = 2**31  # token ids of a prompt are below
@@ -32,6 +32,11 @@ class Limits:
         return Limits(
             plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab, saves=staged
         )
+
+    @property
+    def share(self) -> int:
+        """Waiting requests of one client: the rest of the queue is for others."""
+        return max(1, self.max_waiting * 3 // 4)
 
     def check(self, request: Request) -> None:
         """Refuse now what could never run, or would fail a step that others share. Raises RequestRefused (400)."""

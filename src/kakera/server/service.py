@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request
 
@@ -14,6 +14,7 @@ from kakera.run.interface import AsyncEngine
 from kakera.server.fields import RequestBody
 from kakera.server.foreign import check_foreign
 from kakera.server.generate import Generation, Job
+from kakera.server.http.guard import client_of
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord
@@ -30,6 +31,7 @@ class Service:
     model: ServedModel
     watch: EngineWatch
     intake: Intake
+    keyed: bool = False  # whether every request has one of the server's keys
     metrics: Metrics = field(default_factory=Metrics)
     _noted: set[str] = field(default_factory=set)
     _generations: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
@@ -66,6 +68,7 @@ class Service:
         self.intake.leave()
         received: float = request.state.received
         record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received)
+        job = replace(job, client=client_of(request.scope, keyed=self.keyed))
         generation = Generation(self.engine, self.model.tokenizer, job, record)
         self._generations.add(generation)
         return generation
