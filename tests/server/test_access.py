@@ -27,7 +27,10 @@ def port_of(live) -> str:
 
 
 def test_a_name_that_was_made_to_point_here_is_refused_on_every_route(live):
-    for host in (f"rebound.example:{port_of(live)}", "rebound.example", "127.0.0.1.rebound.example", "localhost.x"):
+    hosts = [f"rebound.example:{port_of(live)}", "rebound.example", "127.0.0.1.rebound.example", "localhost.x"]
+    hosts += ["[::1].rebound.example", "[::1]rebound.example", "[::1].rebound.example:80", "[::1]:80.rebound.example"]
+    hosts += ["localhost:80.rebound.example", "localhost:80:rebound.example", "rebound.example[::1]", "[localhost]"]
+    for host in hosts:
         for path in ("/", "/health", "/metrics", "/v1/models", "/v1/kakera/status"):
             response = live.http.get(path, headers={"Host": host})
             assert response.status_code == 421 and response.json()["error"]["code"] == "host_not_allowed"

@@ -53,6 +53,9 @@ def test_times_of_the_unit_leave_room_for_each_other(bounds: Bounds) -> None:
     assert interval >= int(unit["StartLimitBurst"]) * (start + int(unit["RestartSec"])), "slow failures must count too"
     assert (unit["Type"], unit["Restart"], unit["OOMPolicy"]) == ("notify", "on-failure", "stop")
     assert unit["LimitCORE"] == "0", "a core holds prompts, and fills the disk"
+    assert set(unit["RestrictAddressFamilies"].split()) == {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"}
+    assert unit["LockPersonality"] == unit["RestrictSUIDSGID"] == unit["NoNewPrivileges"] == "yes"
+    assert 1_000 <= int(unit["TasksMax"]) <= 10_000
     assert int(unit["MemoryHigh"]) == bounds.memory_high and int(unit["MemoryMax"]) == bounds.memory_max
 
 
