@@ -130,9 +130,21 @@ def test_head_is_get_without_a_body(keyed, live):
 
 
 def test_with_keys_the_routes_are_described_to_nobody(keyed, live):
-    for path in ("/docs", "/redoc", "/openapi.json"):
+    for path in ("/docs", "/openapi.json"):
         assert keyed.http.get(path, headers={"x-api-key": "new"}).status_code == 404
         assert live.http.get(path).status_code == 200
+
+
+def test_the_description_of_the_routes_loads_nothing_and_runs_nothing(live):
+    answer = live.http.get("/docs")
+    assert "script" not in answer.text.lower() and "http://" not in answer.text.replace(live.url, "")
+    assert "https://" not in answer.text and "default-src 'none'" in answer.headers["content-security-policy"]
+    assert live.http.get("/redoc").status_code == 404
+    document = live.http.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method in methods:
+            assert f"{method.upper()} {path}" in answer.text
+    assert "max_completion_tokens" in answer.text and f"curl {live.url}/v1/responses" in answer.text
 
 
 def test_host_is_checked_on_loopback_and_elsewhere_if_names_are_given():

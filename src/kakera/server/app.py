@@ -29,6 +29,7 @@ from kakera.server.model import ServedModel
 from kakera.server.openai.chat import chat_routes
 from kakera.server.openai.completions import completion_routes
 from kakera.server.openai.models import text_routes
+from kakera.server.operate.docs import docs_routes
 from kakera.server.operate.health import health_routes
 from kakera.server.operate.page import PATHS, page_routes
 from kakera.server.operate.router import router_routes
@@ -67,7 +68,9 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         responses=ERRORS,
-        openapi_url=None if access.keys else "/openapi.json",  # without it FastAPI has no /docs and /redoc either
+        openapi_url=None if access.keys else "/openapi.json",
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service = service
     install_handlers(app, refusals)
@@ -95,6 +98,9 @@ def create_app(
     async def metrics() -> Response:
         text = service.metrics.render(await watch.look(), model.name)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    if not access.keys:
+        app.include_router(docs_routes())
 
     app.add_middleware(Defects, refusals=refusals)
     app.add_middleware(
