@@ -60,7 +60,6 @@ WRONG_WISHES = [
     {"logits_processors": ["x"]},
     {"mirostat": 2},
     {"use_beam_search": True},
-    {"max_new_tokens": 3},
     *({"logit_bias": bias} for bias in ({"٣": 1}, {"７": 1}, {"007": 1}, {"7": 1, "007": 2}, {"+7": 1}, {" 7": 1})),
     {"logit_bias": {"": 1}},
 ]  # fmt: skip
@@ -188,13 +187,23 @@ def test_too_many_stops_name_the_limit(strict, route, field):
     assert strict.post(route, **BODIES[route], **{field: [str(i) * 9 for i in range(16)]}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "wish", [{"best_of": 3}, {"n": 2, "best_of": 3}, {"suffix": "end"}, {"max_completion_tokens": 5}]
-)
+@pytest.mark.parametrize("wish", [{"best_of": 3}, {"n": 2, "best_of": 3}, {"suffix": "end"}])
 def test_fields_of_text_completions_without_effect_are_refused(strict, wish):
     answer = strict.post(TEXT, **BODIES[TEXT], **wish)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == [*wish][-1]
     assert strict.post(TEXT, **BODIES[TEXT], n=2, best_of=2).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "n_predict", "max_completion_tokens", "max_output_tokens"])
+@pytest.mark.parametrize("route", [CHAT, TEXT, RESPONSES])
+def test_the_limit_under_another_name_is_refused_unless_the_right_one_is_there(strict, route, name):
+    ours = {CHAT: ("max_tokens", "max_completion_tokens"), TEXT: ("max_tokens",), RESPONSES: ("max_output_tokens",)}
+    body = {field: value for field, value in BODIES[route].items() if not field.startswith("max_")}
+    known = name in ours[route]
+    answer = strict.post(route, **body, **{name: 3})
+    assert answer.status_code == (200 if known else 400) and (known or answer.json()["error"]["param"] == name)
+    assert strict.post(route, **{**BODIES[route], name: 3}).status_code == 200
+    assert strict.post(route, **body, **{name: -1}).status_code == (400 if known else 200), "-1 is no limit elsewhere"
 
 
 def test_a_union_of_refs_is_enforced(strict, loose):

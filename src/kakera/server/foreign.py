@@ -10,6 +10,10 @@ from typing import Any
 
 from kakera.errors import RequestRefused
 
+LIMITS = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens", "max_length"),
+    *("n_predict", "num_predict"),
+)
 # (names, the values that ask for nothing, what to do)
 TABLE: list[tuple[str, tuple[Any, ...], str]] = [
     (
@@ -25,11 +29,7 @@ TABLE: list[tuple[str, tuple[Any, ...], str]] = [
         ([],),
         "send a form that leaves only what is wanted, as response_format of type regex does, or logit_bias",
     ),
-    (
-        "max_tokens max_completion_tokens max_output_tokens max_new_tokens max_length n_predict num_predict",
-        (-1,),
-        "the limit is called max_tokens, on Responses max_output_tokens",
-    ),
+    (" ".join(LIMITS), (-1,), "the limit is called max_tokens, on Responses max_output_tokens"),
     (
         "mirostat mirostat_mode dry_multiplier xtc_probability dynatemp_range smoothing_factor epsilon_cutoff "
         "eta_cutoff top_a no_repeat_ngram_size use_beam_search",
@@ -55,9 +55,10 @@ TABLE: list[tuple[str, tuple[Any, ...], str]] = [
 FIELDS = {name: (nothing, advice) for names, nothing, advice in TABLE for name in names.split()}
 
 
-def check_foreign(name: str, value: Any) -> None:
-    """Raises RequestRefused (400) for a field that asks for something which does not exist here."""
-    if name not in FIELDS or value is None:
+def check_foreign(name: str, value: Any, limited: bool) -> None:
+    """Raises RequestRefused (400) for a field that asks for something which does not exist here. A second limit is none
+    where the body has its own (`limited`)."""
+    if name not in FIELDS or value is None or (limited and name in LIMITS):
         return
     nothing, advice = FIELDS[name]
     if value not in nothing:

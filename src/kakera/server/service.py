@@ -12,7 +12,7 @@ from fastapi import Request
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.fields import RequestBody
-from kakera.server.foreign import check_foreign
+from kakera.server.foreign import LIMITS, check_foreign
 from kakera.server.generate import Generation, Job
 from kakera.server.http.guard import client_of
 from kakera.server.http.intake import Intake
@@ -51,8 +51,9 @@ class Service:
         that is not served, and for a field that would have to have one."""
         self.check_model(body.model)
         unknown = {name: value for name, value in (body.model_extra or {}).items() if name not in body.passed}
+        limited = any(name in body.model_fields_set - unknown.keys() for name in LIMITS)
         for name, value in unknown.items():
-            check_foreign(name, value)
+            check_foreign(name, value, limited)
         for name in list(unknown)[:MAX_NAMES]:
             self.note(name, f"request field {name[:100]!r} is not known and has no effect")
 
