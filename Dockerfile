@@ -33,4 +33,6 @@ EXPOSE 30000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10m --retries=3 \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
 ENTRYPOINT ["kakera"]
-CMD ["serve", "mini", "--host", "0.0.0.0"]
+# The port is meant to be published on this machine (127.0.0.1:30000, as above). A page elsewhere that lets its own name
+# point there sends that name, so only localhost is answered: name others with --allowed-host, or set --api-key-file.
+CMD ["serve", "mini", "--host", "0.0.0.0", "--allowed-host", "localhost"]

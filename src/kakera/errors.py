@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+
 
 class KakeraError(Exception):
     """Something that a person can act on."""
@@ -45,6 +47,22 @@ class RequestRefused(KakeraError):
         self.status = status
         self.code = code
         self.param = param
+
+
+def prompt_too_long(tokens: int, limit: int, param: str, at_least: bool = False) -> RequestRefused:
+    """`tokens` of a prompt are more than a context of `limit`, or leave no room in it for an answer.
+
+    Agents shorten their history only where they know the words: Claude Code reads the numbers behind "prompt is too
+    long", others look for "maximum context length is N tokens" or the code.
+    """
+    about = "at least " if at_least else ""
+    return RequestRefused(
+        f"prompt is too long: {tokens} tokens > {limit - 1} maximum. This model's maximum context length is {limit} "
+        f"tokens, one of them for the answer: shorten the prompt by {about}{tokens - limit + 1} tokens, or "
+        "start the server with a larger --context",
+        code=CONTEXT_LENGTH_EXCEEDED,
+        param=param,
+    )
 
 
 class EngineDied(KakeraError):

@@ -82,7 +82,7 @@ def test_refused_message_is_forgotten(tmp_path: Path) -> None:
     chat, out = talk(tmp_path, {"text": "Yes."})
     assert chat.turn("word " * 9000) == ""
     assert [m["role"] for m in chat.messages] == ["system"]
-    assert "the context is 4096 tokens" in out.getvalue()
+    assert "maximum context length is 4096 tokens" in out.getvalue()
 
 
 def test_base_model_can_not_chat(tmp_path: Path) -> None:

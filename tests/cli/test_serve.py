@@ -130,3 +130,10 @@ def test_broken_script_is_one_clear_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "streams" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_command_lines_default_of_keep_alive_is_the_servers() -> None:
+    from kakera.cli.options import DEFAULT_KEEP_ALIVE
+    from kakera.server.http.connection import KEEP_ALIVE_SECONDS
+
+    assert DEFAULT_KEEP_ALIVE == KEEP_ALIVE_SECONDS

@@ -135,7 +135,7 @@ def test_what_would_fail_a_step_is_refused_before_it_can(tiny_model, world):
         "logit_bias holds the token id 320": ask("bad", range(64), logit_bias=((320, 1.0),)),
         "logit_bias holds the token id -1": ask("bad", range(64), logit_bias=((-1, 1.0),)),
         "max_tokens is -1": ask("bad", range(64), -1),
-        "the context is 2048 tokens": ask("bad", tokens_of(1, 2048)),
+        "maximum context length is 2048 tokens": ask("bad", tokens_of(1, 2048)),
     }
     for text, request in wrong.items():
         with pytest.raises(RequestRefused, match=text) as refusal:

@@ -87,6 +87,26 @@ def test_logit_bias_moves_one_token():
     assert choose(replace(BASE, temperature=0.0, logit_bias=((2, 5.0),)), [2.0, 1.9, 1.8]) == 2
 
 
+class Counted(tuple):
+    """A tuple that knows how often it was read through."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_what_a_request_always_asks_for_is_read_once_and_not_in_each_step():
+    stops, bias = Counted(range(3, 1_000)), Counted((i, -1.0) for i in range(1_000))
+    sampling = replace(BASE, temperature=0.0, min_tokens=30, stop_token_ids=stops, logit_bias=bias)
+    for step in range(40):
+        pick_of(row(sampling, (0,) * (step + 1)), ANYTHING, 2_000)
+    assert (stops.reads, bias.reads) == (1, 1)
+    equal = replace(BASE, temperature=0.0, min_tokens=30, stop_token_ids=(1,), logit_bias=((2, 5.0), (2, 1.0)))
+    assert choose(equal, [2.0, 9.0, 3.5]) == 2  # the sum of both
+
+
 @settings(max_examples=30)
 @given(st.floats(0.05, 2.0), st.floats(0.01, 1.0), st.integers(0, 8), st.floats(0.0, 1.0), st.integers(0, 2**32))
 def test_any_setting_yields_a_token_of_the_vocabulary(temperature, top_p, top_k, min_p, seed):

@@ -56,13 +56,22 @@ class Driver:
         self._serial = 0
 
     def submit(
-        self, tokens, max_tokens=4, id=None, boundaries=(), salt=b"", cache=True, allowed=NO_LIMIT, **sampling
+        self,
+        tokens,
+        max_tokens=4,
+        id=None,
+        boundaries=(),
+        salt=b"",
+        cache=True,
+        allowed=NO_LIMIT,
+        client="",
+        **sampling,
     ) -> str:
         self._serial += 1
         name = id or f"r{self._serial}"
         chosen = Sampling(max_tokens=max_tokens, seed=1, **sampling)
         self.scheduler.submit(
-            Request(name, tuple(tokens), chosen, tuple(boundaries), salt, cache),
+            Request(name, tuple(tokens), chosen, tuple(boundaries), salt, cache, client),
             allowed,
         )
         return name

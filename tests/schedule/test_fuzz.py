@@ -49,7 +49,15 @@ def play(
             allowed = rng.choice([NO_LIMIT, NO_LIMIT, 1, 30])
             try:
                 salt, cache = rng.choice([b"", b"", b"x"]), private.random() >= mishaps
-                name = driver.submit(prompt, boundaries=ends, salt=salt, cache=cache, allowed=allowed, **sampling)
+                name = driver.submit(
+                    prompt,
+                    boundaries=ends,
+                    salt=salt,
+                    cache=cache,
+                    allowed=allowed,
+                    client=private.choice("ab"),
+                    **sampling,
+                )
             except RequestRefused:
                 assert len(prompt) + 1 > pages * 64
             else:

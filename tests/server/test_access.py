@@ -27,7 +27,10 @@ def port_of(live) -> str:
 
 
 def test_a_name_that_was_made_to_point_here_is_refused_on_every_route(live):
-    for host in (f"rebound.example:{port_of(live)}", "rebound.example", "127.0.0.1.rebound.example", "localhost.x"):
+    hosts = [f"rebound.example:{port_of(live)}", "rebound.example", "127.0.0.1.rebound.example", "localhost.x"]
+    hosts += ["[::1].rebound.example", "[::1]rebound.example", "[::1].rebound.example:80", "[::1]:80.rebound.example"]
+    hosts += ["localhost:80.rebound.example", "localhost:80:rebound.example", "rebound.example[::1]", "[localhost]"]
+    for host in hosts:
         for path in ("/", "/health", "/metrics", "/v1/models", "/v1/kakera/status"):
             response = live.http.get(path, headers={"Host": host})
             assert response.status_code == 421 and response.json()["error"]["code"] == "host_not_allowed"
@@ -127,9 +130,21 @@ def test_head_is_get_without_a_body(keyed, live):
 
 
 def test_with_keys_the_routes_are_described_to_nobody(keyed, live):
-    for path in ("/docs", "/redoc", "/openapi.json"):
+    for path in ("/docs", "/openapi.json"):
         assert keyed.http.get(path, headers={"x-api-key": "new"}).status_code == 404
         assert live.http.get(path).status_code == 200
+
+
+def test_the_description_of_the_routes_loads_nothing_and_runs_nothing(live):
+    answer = live.http.get("/docs")
+    assert "script" not in answer.text.lower() and "http://" not in answer.text.replace(live.url, "")
+    assert "https://" not in answer.text and "default-src 'none'" in answer.headers["content-security-policy"]
+    assert live.http.get("/redoc").status_code == 404
+    document = live.http.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for method in methods:
+            assert f"{method.upper()} {path}" in answer.text
+    assert "max_completion_tokens" in answer.text and f"curl {live.url}/v1/responses" in answer.text
 
 
 def test_host_is_checked_on_loopback_and_elsewhere_if_names_are_given():

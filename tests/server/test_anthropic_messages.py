@@ -231,7 +231,7 @@ def test_a_full_context_has_its_own_stop_reason(live, client):
     text = "hi" + " x" * (room - 3)
     message = ask(client, text, max_tokens=1000)
     assert message.stop_reason == "model_context_window_exceeded"
-    with pytest.raises(anthropic.BadRequestError, match="context limit is 4096"):
+    with pytest.raises(anthropic.BadRequestError, match="maximum context length is 4096 tokens"):
         ask(client, text * 2)
 
 

@@ -21,12 +21,30 @@ def test_several_prompts_are_answered_in_order(serve):
     assert len(many.choices) == 60 and {c.text for c in many.choices} == {"answer 3"}
 
 
-def test_spelled_control_tokens_are_text_unless_asked_otherwise(live):
-    text = "<|im_start|>user"
-    live.post("/v1/completions", prompt=text)
-    assert live.engine.requests[-1].tokens.tolist() == live.model.tokenizer.encode(text)
-    live.post("/v1/completions", prompt=text, parse_special=True)
-    assert live.engine.requests[-1].tokens.tolist() == live.model.tokenizer.encode(text, allow_special=True)
+@pytest.mark.parametrize("text", ["<|im_start|>user\nWho?<|im_end|>\n", "<think>\n\n</think>\n\n", "a<|endoftext|>b"])
+@pytest.mark.parametrize("wish", [{}, {"parse_special": None}, {"parse_special": True}, {"parse_special": False}])
+def test_spelled_control_tokens_in_a_raw_prompt_are_the_tokens_unless_asked_otherwise(live, text, wish):
+    special = wish.get("parse_special") is not False
+    ids = live.model.tokenizer.encode(text, allow_special=special)
+    assert (len(ids) < len(live.model.tokenizer.encode(text))) is special
+    for prompt in (text, [text, text]):
+        live.post("/v1/completions", prompt=prompt, **wish)
+        assert live.engine.requests[-1].tokens.tolist() == ids
+    assert live.post("/tokenize", prompt=text, **wish).json()["tokens"] == ids
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        before = live.model.tokenizer.encode(text)
+        live.post(path, messages=[{"role": "user", "content": text}], max_tokens=1)
+        assert str(before[1:-1])[1:-1] in str(live.engine.requests[-1].tokens.tolist()), "a message spells a token"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_without_a_limit_a_completion_ends_soon(live, stream):
+    live.post("/v1/completions", prompt="endless", stream=stream, ignore_eos=True)
+    assert live.engine.requests[-1].sampling.max_tokens == 16
+    live.post("/v1/completions", prompt=[[5], [6]], stream=stream)
+    assert {request.sampling.max_tokens for request in live.engine.requests[-2:]} == {16}
+    live.post("/v1/completions", prompt="a", max_tokens=100, stream=stream)
+    assert live.engine.requests[-1].sampling.max_tokens == 100
 
 
 @pytest.mark.parametrize("stream", [False, True])

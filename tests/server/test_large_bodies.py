@@ -15,8 +15,7 @@ import pytest
 from live_server import Live
 
 from kakera.server.http import body as body_module
-from kakera.server.http.intake import LARGE_BYTES
-from kakera.server.http.request_limits import BODY_BYTES, LEAST_BODY_BYTES, body_limit
+from kakera.server.http.request_limits import BODIES_HELD, BODY_BYTES, LARGE_BYTES, LEAST_BODY_BYTES, body_limit
 from kakera.server.openai import sampling
 from kakera.text.tokenizer import SegmentCache
 
@@ -129,7 +128,11 @@ def test_what_may_fit_by_its_letters_ends_at_the_slice_in_which_it_does_not(live
 def test_a_prompt_that_is_a_little_too_long_is_told_by_how_much(live):
     count = live.post("/tokenize", prompt="word " * 4200).json()["count"]
     message = live.post("/v1/completions", prompt="word " * 4200).json()["error"]["message"]
-    assert f"has {count} tokens" in message and f"by {count - 4095} tokens" in message and "least" not in message[:60]
+    assert (
+        f"{count} tokens > 4095 maximum" in message
+        and f"by {count - 4095} tokens" in message
+        and "least" not in message
+    )
 
 
 def test_a_small_request_does_not_wait_behind_large_ones(serve, library):
@@ -275,3 +278,33 @@ def test_a_declared_length_is_refused_before_the_body_is_sent(live):
 def test_the_largest_body_follows_the_context():
     assert body_limit(4096, 27) == LEAST_BODY_BYTES < body_limit(131_072, 27) < body_limit(262_144, 27) <= BODY_BYTES
     assert body_limit(131_072, 128) == 131_072 * 128 and body_limit(1_048_576, 128) == BODY_BYTES
+
+
+def test_bodies_that_do_not_end_hold_no_more_than_a_bound_all_together(serve, monkeypatch):
+    trimmed = threading.Event()
+    monkeypatch.setattr("kakera.server.http.intake._malloc_trim", lambda _: trimmed.set())
+    monkeypatch.setattr("kakera.server.http.intake.IDLE_SECONDS", 0.05)
+    live = serve([{"text": "x"}], body_limit=200_000)
+    host, port = live.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 199000"
+    clients = [socket.create_connection((host, int(port)), timeout=10) for _ in range(BODIES_HELD + 4)]
+    for client in clients:
+        client.sendall(head.encode() + b"\r\n\r\n" + b" " * 190_000)
+    answers = [said for client in clients if (said := heard(client))]
+    assert 4 <= len(answers) <= 5 and all(b" 503 " in said and b"bodies_in_flight" in said for said in answers)
+    assert all(b"retry-after" in said.lower() for said in answers)
+    assert live.post("/v1/completions", prompt="a" * 150_000).status_code == 503
+    assert live.chat("hi").status_code == 200, "a small one waits for nobody"
+    for client in clients:
+        client.close()
+    live.wait_until(lambda: live.post("/v1/completions", prompt="a" * 150_000).status_code != 503)
+    assert trimmed.wait(5), "what the bodies had is given back"
+
+
+def heard(client: socket.socket) -> bytes:
+    """What the server says within 0.3 seconds."""
+    client.settimeout(0.3)
+    try:
+        return client.recv(4096)
+    except TimeoutError:
+        return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +48,13 @@ def test_health_is_asked_where_the_server_listens() -> None:
     assert instructions("ENTRYPOINT") == ['["kakera"]'] and '"--host", "0.0.0.0"' in instructions("CMD")[-1]
 
 
+def status_for(port: int, host: str) -> int:
+    """Of a page elsewhere whose name has come to mean this machine (DNS rebinding), or of our own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/v1/models", headers={"Host": f"{host}:{port}"})
+    return connection.getresponse().status
+
+
 def test_what_the_container_starts_answers_its_health_check_warns_that_it_is_open_and_stops_in_time(
     place: Path, script: str
 ) -> None:
@@ -62,6 +71,7 @@ def test_what_the_container_starts_answers_its_health_check_warns_that_it_is_ope
     assert serve == "serve" and health() != 0
     with Served(place / "a", script, *options, port=port) as server:
         assert health() == 0
+        assert [status_for(port, host) for host in ("localhost", "127.0.0.1", "rebound.example.com")] == [200, 200, 421]
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(timeout=grace) == 0
     assert health() != 0
@@ -142,3 +152,11 @@ def test_a_wheel_holds_every_file_of_the_package_and_its_command_finds_the_model
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["path"] == str(installed / "kakera" / "data" / "mini")
+
+
+def test_no_dependency_may_be_as_old_as_its_known_holes() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    bounds = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", line).groups() for line in project["dependencies"])
+    least = {"jinja2": (3, 1, 6), "h11": (0, 16), "starlette": (0, 49, 1), "fastapi": (0, 120, 1)}
+    for name, fixed in least.items():
+        assert tuple(map(int, bounds[name].split("."))) >= fixed, name

@@ -55,6 +55,9 @@ def test_times_of_the_unit_leave_room_for_each_other(bounds: Bounds) -> None:
     assert interval >= int(unit["StartLimitBurst"]) * (start + int(unit["RestartSec"])), "slow failures must count too"
     assert (unit["Type"], unit["Restart"], unit["OOMPolicy"]) == ("notify", "on-failure", "stop")
     assert unit["LimitCORE"] == "0", "a core holds prompts, and fills the disk"
+    assert set(unit["RestrictAddressFamilies"].split()) == {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"}
+    assert unit["LockPersonality"] == unit["RestrictSUIDSGID"] == unit["NoNewPrivileges"] == "yes"
+    assert 1_000 <= int(unit["TasksMax"]) <= 10_000
     assert int(unit["MemoryHigh"]) == bounds.memory_high and int(unit["MemoryMax"]) == bounds.memory_max
 
 
@@ -204,10 +207,46 @@ def test_a_key_comes_from_a_file_that_holds_one(tmp_path: Path) -> None:
     assert read_keys(path) == ("secret",) and path.stat().st_mode & 0o777 == 0o600
     write_private(path, "new\n\n old \n")
     assert read_keys(path) == ("new", "old")
+    not_text, inside = tmp_path / "bytes", tmp_path / "spaced"
     write_private(path, "\n")
-    for wrong in (path, tmp_path / "none"):
+    not_text.write_bytes(b"\xff\xfe")
+    write_private(inside, "kéy\n")
+    for wrong in (path, tmp_path / "none", tmp_path, not_text, inside):
         with pytest.raises(UsageError, match="--api-key-file"):
             read_keys(wrong)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o444, 0o666])
+def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key"
+    path.write_text("secret\n")
+    path.chmod(mode)
+    with pytest.raises(UsageError, match="chmod 600"):
+        read_keys(path)
+    for private in (0o600, 0o400, 0o700):
+        path.chmod(private)
+        assert read_keys(path) == ("secret",)
+
+
+def test_a_key_file_of_another_owner_is_a_mounted_secret(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "key"
+    path.write_text("secret\n")
+    path.chmod(0o444)
+    monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
+    assert read_keys(path) == ("secret",)
+
+
+@pytest.mark.parametrize("key", ["", " ", "\t", "\n", " secret", "kéy", "a\nb"])
+@pytest.mark.parametrize("command", [["serve", "mini"], ["service", "install", "mini", "--dry-run"]])
+def test_an_empty_or_unsendable_key_is_wrong_usage(command: list[str], key: str) -> None:
+    done = CliRunner().invoke(app, [*command, "--api-key", key])
+    assert isinstance(done.exception, UsageError) and done.exception.exit_status == 2
+    assert "--api-key" in str(done.exception)
+
+
+def test_both_ways_to_give_a_key_are_one_too_many(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["serve", "mini", "--api-key", "a", "--api-key-file", str(tmp_path / "key")])
+    assert isinstance(done.exception, UsageError) and "both given" in str(done.exception)
 
 
 def test_doctors_check_is_quiet_unless_something_is_broken(monkeypatch) -> None:

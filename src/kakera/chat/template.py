@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kakera.chat.messages import normalise
+from kakera.chat.sandbox import Sandbox
 from kakera.contract.request import Boundary, packed
 from kakera.errors import CheckpointError, RequestRefused
 from kakera.text.tokenizer import AddedToken, Tokenizer, Watch, after, unwatched
@@ -45,7 +42,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._end_of_turn = next((t for t in tokenizer.added.values() if t.id == tokenizer.eos), None)
         try:
-            self._template = _environment().from_string(source)
+            self._template = Sandbox().from_string(source)
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template is not valid Jinja: {error}") from None
         self._late_system = self._knows_late_system()
@@ -173,22 +170,3 @@ def _contains(value: Any, mask: str) -> bool:
     if isinstance(value, dict):
         return any(_contains(key, mask) or _contains(item, mask) for key, item in value.items())
     return isinstance(value, list | tuple) and any(_contains(item, mask) for item in value)
-
-
-def _environment() -> jinja2.Environment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = _tojson
-    refuse: Callable[[str], NoReturn] = _raise_exception
-    environment.globals.update(raise_exception=refuse, strftime_now=lambda form: datetime.now().strftime(form))
-    return environment
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """Jinja's own filter escapes HTML, which models were never shown."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)

@@ -38,6 +38,11 @@ CorsOption = Annotated[
 ]
 NameOption = Annotated[str | None, typer.Option("--served-name", help="Model name that clients see.")]
 LevelOption = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
+KeepAliveOption = Annotated[
+    int,
+    typer.Option("--keep-alive", min=1, max=3600, help="Seconds for which a connection may wait for its next request."),
+]
+DEFAULT_KEEP_ALIVE = 130  # as in server/http/connection.py, which is not imported to say --help
 DEFAULT_HOST, DEFAULT_PORT, DEFAULT_LEVEL = "127.0.0.1", 30000, "info"
 
 

@@ -10,12 +10,14 @@ import typer
 
 from kakera.cli.options import (
     DEFAULT_HOST,
+    DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
     DEFAULT_PORT,
     LEVELS,
     AllowedHostOption,
     CorsOption,
     HostOption,
+    KeepAliveOption,
     KeyOption,
     LevelOption,
     ModelArgument,
@@ -24,6 +26,8 @@ from kakera.cli.options import (
     with_memory_options,
 )
 from kakera.plan.plan import Wishes
+
+OTHERS_READ = 0o044  # group and everybody
 
 if TYPE_CHECKING:
     from kakera.server.watch import EngineWatch
@@ -43,6 +47,7 @@ def serve(
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
     log_level: LevelOption = DEFAULT_LEVEL,
+    keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
     ] = None,
@@ -72,7 +77,7 @@ def serve(
     check_level(log_level)
     if record_prompts and record is None:
         raise UsageError("--record-prompts needs --record FILE")
-    keys = read_keys(api_key_file) if api_key_file else (api_key,) if api_key else ()
+    keys = keys_of(api_key, api_key_file)
     names, origins = tuple(allowed_host or ()), tuple(cors_origin or ())
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins)
     notifier = Notifier.from_environment()
@@ -122,6 +127,7 @@ def serve(
                 access=access,
                 log_level=log_level,
                 stall_seconds=limit,
+                keep_alive_seconds=keep_alive,
                 attend=listening,
                 plan=recipe.plan,
             )
@@ -162,14 +168,47 @@ def check_level(log_level: str) -> None:
         raise UsageError(f"--log-level {log_level}: choose {', '.join(LEVELS)}")
 
 
+def keys_of(api_key: str | None, path: Path | None) -> tuple[str, ...]:
+    """The keys that open the server; none without an option. Raises UsageError: who asks for a key and gives none would
+    have an open server."""
+    from kakera.errors import UsageError
+
+    if api_key is not None and path is not None:
+        raise UsageError("--api-key and --api-key-file are both given; put all keys into the file, one a line")
+    if path is not None:
+        return read_keys(path)
+    return () if api_key is None else (checked_key(api_key, "--api-key"),)
+
+
+def checked_key(key: str, where: str) -> str:
+    """Raises UsageError for what no client could send in a header."""
+    from kakera.errors import UsageError
+
+    if not key.strip():
+        raise UsageError(f"{where} is empty, so the server would be open to everybody; give a key or leave it out")
+    if key != key.strip() or not (key.isascii() and key.isprintable()):
+        raise UsageError(f"{where}: a key is of printable ASCII characters, without space around it")
+    return key
+
+
 def read_keys(path: Path) -> tuple[str, ...]:
-    """One a line, so that a new key can be valid beside the old one. Raises UsageError."""
+    """One a line, so that a new key can be valid beside the old one. Raises UsageError, also for a file that others may
+    read; a secret that a container mounts is often root's and of mode 0444, and then nobody but us is in there."""
+    import os
+
     from kakera.errors import UsageError
 
     try:
-        keys = tuple(line.strip() for line in path.read_text().splitlines() if line.strip())
+        with path.open(encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            lines = [line.strip() for line in file]
     except OSError as error:
         raise UsageError(f"--api-key-file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--api-key-file {path}: this is no text") from None
+    if status.st_mode & OTHERS_READ and status.st_uid == os.geteuid():
+        raise UsageError(f"--api-key-file {path}: others on this machine may read it; run chmod 600 {path}")
+    keys = tuple(checked_key(line, f"--api-key-file {path}") for line in lines if line)
     if not keys:
         raise UsageError(f"--api-key-file {path}: the file is empty")
     return keys

@@ -52,16 +52,17 @@ def install(
 ) -> None:
     """Write the unit from the plan, enable it and start it. Takes the options of `kakera serve`."""
     from kakera.cli.model import resolve_model
-    from kakera.cli.serve import check_level
+    from kakera.cli.serve import check_level, keys_of
     from kakera.service import systemd, wsl
     from kakera.service.unit import unit_text
 
     check_level(log_level)
+    keys = keys_of(api_key, None)
     windows = wsl.under_wsl()
     if not dry_run:
         systemd.require_systemd(wsl=windows)
     found = resolve_model(model)
-    key_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if api_key else None
+    key_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if keys else None
     options = serve_options(found, model, host, port, key_file, served_name, log_level, wishes)
     options += access_options(host, allowed_host or [], cors_origin or [])
     facts = facts_for(found, options, wishes)
@@ -72,8 +73,8 @@ def install(
     if dry_run:
         typer.echo(text, nl=False)
         return
-    if key_file and api_key:
-        write_private(key_file, api_key + "\n")
+    if key_file:
+        write_private(key_file, "".join(f"{key}\n" for key in keys))
     write_private(systemd.unit_path(), text)
     systemd.systemctl("daemon-reload")
     systemd.systemctl("enable", systemd.UNIT)

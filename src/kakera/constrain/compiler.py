@@ -25,6 +25,11 @@ LIMITS = LLParserLimits(step_lexer_fuel=200_000, max_lexer_states=25_000, verbos
 
 # What llguidance says in its own terms, and what it means to who wrote the grammar.
 WORDS = (
+    (
+        "oneOf constraints",
+        "a value might be of two branches of a oneOf, which no grammar can rule out; let each require a property with "
+        "a const of its own, or write anyOf",
+    ),
     ("NoExtensionBias", "no text matches it; look for a rule or a $ref that leads to itself and to nothing else"),
     ("ff_tokens", "it never ends: some rule always leads to itself"),
     ("Current row has", "more than 2,000 alternatives or optional parts can begin at one place"),

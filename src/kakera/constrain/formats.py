@@ -59,8 +59,10 @@ def grammar_answer(text: Any, param: str) -> Answer:
     return Answer(param, "answer: @given\n", {"given": lark})
 
 
-def json_object(wanted: Any, param: str) -> Answer | None:
-    return json_answer({"type": "object"}, param) if wanted else None
+def json_object(wanted: Any, param: str) -> Answer:
+    if wanted is not True:
+        raise RequestRefused(f"{param} must be true; leave it out to ask for no form", param=param)
+    return json_answer({"type": "object"}, param)
 
 
 STRUCTURED = {
@@ -72,24 +74,63 @@ STRUCTURED = {
 }
 
 
+SCHEMA_FIELDS = frozenset({"name", "description", "schema", "strict"})
+FORMATS = {
+    "text": frozenset[str](),
+    "json_object": SCHEMA_FIELDS | {"json_schema"},
+    "json_schema": SCHEMA_FIELDS | {"json_schema"},
+    "regex": frozenset({"regex"}),
+    "grammar": frozenset({"grammar"}),
+}
+
+
 def response_format(wish: dict[str, Any], param: str = "response_format") -> Answer | None:
     """OpenAI's response_format, with the types "regex" and "grammar" beside its own. None for plain text."""
-    match wish["type"]:
-        case "json_object":
-            return json_object(True, param)
-        case "json_schema":
-            given = wish.get("json_schema")
-            if not isinstance(given, dict):
-                raise RequestRefused(f"{param}.json_schema is missing", param=f"{param}.json_schema")
-            return json_answer(given.get("schema", {"type": "object"}), f"{param}.json_schema.schema")
+    given = {name: value for name, value in wish.items() if value is not None}
+    kind = given.pop("type")
+    if kind == "text":  # demands nothing, so only what would demand something is a mistake
+        given = {name: value for name, value in given.items() if any(name in known for known in FORMATS.values())}
+    _check_names(given, FORMATS[kind], f"{param} of type {kind}", param)
+    match kind:
+        case "json_object" | "json_schema":
+            return _schema_format(given, kind, param)
         case "regex":
-            return regex_answer(wish.get("regex"), f"{param}.regex")
+            return regex_answer(given.get("regex"), f"{param}.regex")
         case "grammar":
-            return grammar_answer(wish.get("grammar"), f"{param}.grammar")
+            return grammar_answer(given.get("grammar"), f"{param}.grammar")
     return None
 
 
-def structured_outputs(wish: dict[str, Any], param: str = "structured_outputs") -> Answer | None:
+def _schema_format(given: dict[str, Any], kind: str, param: str) -> Answer:
+    """The schema stands in json_schema, as in OpenAI's chat, or beside the type, as in Responses, llama.cpp and
+    others. json_object needs none."""
+    if "json_schema" in given:
+        if given.keys() & SCHEMA_FIELDS:
+            fields = ", ".join(sorted(given.keys() & SCHEMA_FIELDS))
+            raise RequestRefused(f"{param} has json_schema and beside it {fields}; send one", param=param)
+        param += ".json_schema"
+        given = given["json_schema"]
+        if not isinstance(given, dict):
+            raise RequestRefused(f"{param} must be an object with a schema", param=param)
+        _check_names(given, SCHEMA_FIELDS, f"{param}, which holds the schema in its field schema,", param)
+    elif kind == "json_schema" and "schema" not in given:
+        raise RequestRefused(f"{param}.json_schema is missing", param=f"{param}.json_schema")
+    return json_answer(given["schema"], f"{param}.schema") if "schema" in given else json_object(True, param)
+
+
+def _check_names(given: dict[str, Any], known: frozenset[str], what: str, param: str) -> None:
+    """A field of a form that nobody reads would be a form that nobody enforces."""
+    if unknown := sorted(given.keys() - known):
+        takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        raise RequestRefused(f"{what} has no field {', '.join(unknown)[:200]}; {takes}", param=param)
+
+
+def guided(kind: str, value: Any) -> Answer:
+    """The older fields of vLLM: guided_json, guided_regex, guided_choice, guided_grammar."""
+    return STRUCTURED[kind](value, f"guided_{kind}")
+
+
+def structured_outputs(wish: dict[str, Any], param: str = "structured_outputs") -> Answer:
     """vLLM's structured_outputs: one of json, regex, choice, grammar, json_object."""
     given = {name: value for name, value in wish.items() if value is not None}
     unknown = sorted(given.keys() - STRUCTURED.keys())

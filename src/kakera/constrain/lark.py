@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from kakera.constrain.one_of import with_any_of
 from kakera.constrain.schema import check_schema
 from kakera.errors import RequestRefused
 from kakera.text.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ def json_value(schema: Any, param: str) -> str:
     if not isinstance(schema, dict):
         raise RequestRefused(f"{param} must be a JSON schema, which is an object", param=param)
     check_schema(schema, param)
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
+    return "%json " + json.dumps({**with_any_of(schema), "x-guidance": JSON_OPTIONS})
 
 
 def grammar(start: str, rules: str, nested: dict[str, str] | None = None) -> str:

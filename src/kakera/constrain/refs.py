@@ -39,7 +39,7 @@ ANNOTATIONS = {
 
 def check_refs(schema: dict[str, Any], param: str) -> None:
     """Raises RequestRefused (400) naming `param`. The schema's levels of JSON are bounded already."""
-    targets = _Targets(schema)
+    targets = Targets(schema)
     if targets.ids > MOST_IDS:
         raise RequestRefused(f"{param}: {targets.ids} parts have an $id; the limit is {MOST_IDS}", param=param)
     nodes = {id(schema): _Node()} | {id(node): _Node() for ref in targets.refs for node in targets.of(ref)}
@@ -92,7 +92,7 @@ def _written_out(key: int, nodes: dict[int, _Node], sizes: dict[int, int]) -> in
     return sizes[key]
 
 
-class _Targets:
+class Targets:
     """What the $refs of a schema may mean: from its root or that of a part with its own $id, or by an anchor's name."""
 
     def __init__(self, schema: dict[str, Any]):

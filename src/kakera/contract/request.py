@@ -77,7 +77,7 @@ class Boundary:
 @dataclass(frozen=True)
 class Request:
     """One choice of one completion. `salt` separates prefix caches that must not be shared; without `cache` it neither
-    reads nor writes the prefix cache.
+    reads nor writes the prefix cache. Waiting requests of different `client`s take turns.
 
     Long prompts should come `packed`.
     """
@@ -88,6 +88,7 @@ class Request:
     boundaries: tuple[Boundary, ...] = ()
     salt: bytes = b""
     cache: bool = True
+    client: str = ""  # whose it is, as a name that says nothing; "" is nobody's
 
 
 def packed(tokens: Iterable[int]) -> array[int]:

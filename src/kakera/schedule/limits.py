@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Request
-from kakera.errors import RequestRefused
+from kakera.errors import RequestRefused, prompt_too_long
 from kakera.plan.plan import Plan
 
 
@@ -20,7 +20,7 @@ class Limits:
     pages: int  # device pages in the pool
     slots: int  # running requests
     chunk: int  # most prefill tokens in one step
-    max_waiting: int = 256
+    max_waiting: int = 256  # of whom one client's are at most three quarters
     target_seconds: float = 0.25  # between two tokens of a running stream, prefill of others included
     grid: int = 8192  # a checkpoint each so many tokens where the text offers no better place
     vocab: int = 2**31  # token ids of a prompt are below
@@ -32,6 +32,11 @@ class Limits:
         return Limits(
             plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab, saves=staged
         )
+
+    @property
+    def share(self) -> int:
+        """Waiting requests of one client: the rest of the queue is for others."""
+        return max(1, self.max_waiting * 3 // 4)
 
     def check(self, request: Request) -> None:
         """Refuse now what could never run, or would fail a step that others share. Raises RequestRefused (400)."""
@@ -45,17 +50,9 @@ class Limits:
             raise RequestRefused(
                 f"max_tokens is {request.sampling.max_tokens}; it can not be negative", param="max_tokens"
             )
-        needed = count + min(1, request.sampling.max_tokens)
-        pool = self.pages * PAGE
-        if needed > min(self.context, pool):
-            limit = (
-                f"the context is {self.context} tokens" if self.context <= pool else f"the KV pool holds {pool} tokens"
-            )
-            raise RequestRefused(
-                f"the prompt has {count} tokens and needs room for an answer, but {limit}; shorten the prompt",
-                code="context_length_exceeded",
-                param=param,
-            )
+        limit = min(self.context, self.pages * PAGE)
+        if count + min(1, request.sampling.max_tokens) > limit:
+            raise prompt_too_long(count, limit, param)
 
     def _check_ids(self, tokens: Sequence[int], where: str, param: str) -> None:
         if not tokens:

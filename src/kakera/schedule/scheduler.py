@@ -24,6 +24,10 @@ from kakera.schedule.running import Running
 from kakera.schedule.sequence import Sequence
 
 
+def _queue_full(why: str) -> RequestRefused:
+    return RequestRefused(f"{why}; try again in a few seconds", status=429, code="queue_full")
+
+
 class Scheduler:
     def __init__(
         self,
@@ -57,12 +61,11 @@ class Scheduler:
         self.limits.check(request)
         if request.id in self.waiting or request.id in self.running:
             raise RequestRefused(f"a request with the id {request.id!r} is not finished yet", code="duplicate_id")
-        if len(self.waiting) >= self.limits.max_waiting + self.running.slots.free:
-            raise RequestRefused(
-                f"{len(self.waiting)} requests are waiting, which is the limit; try again in a few seconds",
-                status=429,
-                code="queue_full",
-            )
+        free = self.running.slots.free
+        if len(self.waiting) >= self.limits.max_waiting + free:
+            raise _queue_full(f"{len(self.waiting)} requests are waiting, which is the limit")
+        if request.client and self.waiting.of(request.client) >= self.limits.share + free:
+            raise _queue_full(f"{self.waiting.of(request.client)} of your requests are waiting, which is your share")
         self._arrivals += 1
         self.waiting.push(Sequence(request, self._arrivals, self.clock(), allowed=allowed))
 

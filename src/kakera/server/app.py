@@ -29,6 +29,7 @@ from kakera.server.model import ServedModel
 from kakera.server.openai.chat import chat_routes
 from kakera.server.openai.completions import completion_routes
 from kakera.server.openai.models import text_routes
+from kakera.server.operate.docs import docs_routes
 from kakera.server.operate.health import health_routes
 from kakera.server.operate.page import PATHS, page_routes
 from kakera.server.operate.router import router_routes
@@ -53,7 +54,7 @@ def create_app(
     `body_limit` is in bytes; without it, it follows from the context."""
     watch = watch or EngineWatch(engine)
     body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest)
-    service = Service(engine, model, watch, Intake(body_limit))
+    service = Service(engine, model, watch, Intake(body_limit), keyed=bool(access.keys))
     refusals = Refusals(partial(record_refusal, service.metrics))
 
     @contextlib.asynccontextmanager
@@ -67,7 +68,9 @@ def create_app(
         version=__version__,
         lifespan=lifespan,
         responses=ERRORS,
-        openapi_url=None if access.keys else "/openapi.json",  # without it FastAPI has no /docs and /redoc either
+        openapi_url=None if access.keys else "/openapi.json",
+        docs_url=None,
+        redoc_url=None,
     )
     app.state.service = service
     install_handlers(app, refusals)
@@ -96,8 +99,17 @@ def create_app(
         text = service.metrics.render(await service.look(), model.name)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    if not access.keys:
+        app.include_router(docs_routes())
+
     app.add_middleware(Defects, refusals=refusals)
-    app.add_middleware(RequestLimits, body_bytes=body_limit, body_seconds=body_seconds, refusals=refusals)
+    app.add_middleware(
+        RequestLimits,
+        body_bytes=body_limit,
+        body_seconds=body_seconds,
+        refusals=refusals,
+        emptied=service.intake.give_back_soon,
+    )
     app.add_middleware(Guard, access=access, open_paths=("/health", "/metrics", *PATHS), refusals=refusals)
     if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key
         app.add_middleware(

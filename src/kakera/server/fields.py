@@ -3,7 +3,7 @@ logged once (`Service.check`)."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -38,7 +38,12 @@ class Body(BaseModel):
 class RequestBody(Body):
     """A whole one. Without `model`, or with "default", the model that is served is meant."""
 
+    passed: ClassVar[frozenset[str]] = frozenset()  # fields of chat completions that the dialect takes as they are
     model: str | None = None
+
+    @property
+    def passed_on(self) -> dict[str, Any]:
+        return {name: value for name, value in (self.model_extra or {}).items() if name in self.passed}
 
 
 def refuse(field: str, message: str) -> PydanticCustomError:

@@ -61,10 +61,12 @@ class Job:
     chat: ChatOutput | None = None
     cache: bool = True  # whether the prefix cache may have to do with it
     progress: bool = False  # whether Deltas tell how far the prompt is read
+    client: str = ""  # who asks, as Request.client
 
     def request(self, choice: int) -> Request:
         name = f"{self.id}-{choice}" if self.choices > 1 else self.id
-        return Request(name, self.tokens, replace(self.sampling, choice=choice), self.boundaries, cache=self.cache)
+        sampling = replace(self.sampling, choice=choice)
+        return Request(name, self.tokens, sampling, self.boundaries, cache=self.cache, client=self.client)
 
 
 @dataclass(frozen=True)

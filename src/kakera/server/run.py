@@ -16,7 +16,7 @@ from kakera.run.interface import AsyncEngine
 from kakera.run.process.engine_process import settle, show_crashes
 from kakera.server.app import create_app
 from kakera.server.http.access import OPEN, Access
-from kakera.server.http.connection import CONNECTIONS, allow_open_files
+from kakera.server.http.connection import CONNECTIONS, KEEP_ALIVE_SECONDS, allow_open_files
 from kakera.server.model import ServedModel
 from kakera.server.watch import STALL_SECONDS, EngineWatch
 
@@ -74,6 +74,7 @@ async def serve(
     access: Access = OPEN,
     log_level: str = "info",
     stall_seconds: float = STALL_SECONDS,
+    keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
     attend: Attendant = unattended,
     plan: Plan | None = None,
 ) -> int:
@@ -105,7 +106,7 @@ async def serve(
         log_config=None,  # `configure_logging` gives its lines our form
         access_log=False,  # kakera.requests has one line per request already
         timeout_graceful_shutdown=FINISH_SECONDS + LAST_WORDS_SECONDS,
-        **CONNECTIONS,
+        **(CONNECTIONS | {"timeout_keep_alive": keep_alive_seconds}),
     )
     server = Server(config, app.state.service.stop, watch_over)
     settle()

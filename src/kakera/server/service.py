@@ -15,7 +15,9 @@ from kakera.contract.events import EngineStats
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.fields import RequestBody
+from kakera.server.foreign import LIMITS, check_foreign
 from kakera.server.generate import Generation, Job
+from kakera.server.http.guard import client_of
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord
@@ -33,6 +35,7 @@ class Service:
     model: ServedModel
     watch: EngineWatch
     intake: Intake
+    keyed: bool = False  # whether every request has one of the server's keys
     metrics: Metrics = field(default_factory=Metrics)
     arriving: int = 0  # requests that become jobs just now: a long prompt is tokenised for a second
     _noted: set[str] = field(default_factory=set)
@@ -49,9 +52,14 @@ class Service:
             )
 
     def check(self, body: RequestBody) -> None:
-        """What all dialects check. Says once per name that a field has no effect; raises as `check_model` does."""
+        """What all dialects check. Says once per name that a field has no effect; raises RequestRefused for a model
+        that is not served, and for a field that would have to have one."""
         self.check_model(body.model)
-        for name in list(body.model_extra or ())[:MAX_NAMES]:
+        unknown = {name: value for name, value in (body.model_extra or {}).items() if name not in body.passed}
+        limited = any(name in body.model_fields_set - unknown.keys() for name in LIMITS)
+        for name, value in unknown.items():
+            check_foreign(name, value, limited)
+        for name in list(unknown)[:MAX_NAMES]:
             self.note(name, f"request field {name[:100]!r} is not known and has no effect")
 
     def note(self, key: str, message: str) -> None:
@@ -80,6 +88,7 @@ class Service:
         received: float = request.state.received
         client = request.client.host if request.client else None
         record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received, client)
+        job = replace(job, client=client_of(request.scope, keyed=self.keyed))
         generation = Generation(self.engine, self.model.tokenizer, job, record)
         self._generations.add(generation)
         return generation

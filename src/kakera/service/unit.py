@@ -67,6 +67,14 @@ LimitCORE=0
 
 UMask=0077
 NoNewPrivileges=yes
+# TCP, the socket to the engine and what lists network cards; Bluetooth, raw packets and others are no business of ours.
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+# No programs of another machine's kind. Code in memory stays allowed: kernels are compiled where they run.
+LockPersonality=yes
+RestrictSUIDSGID=yes
+RestrictRealtime=yes
+# Two processes and their threads are some hundred on a large machine.
+TasksMax=4096
 
 # The journal rotates by itself. To bound it: SystemMaxUse=500M in /etc/systemd/journald.conf.d/size.conf.
 StandardOutput=journal

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
 
 TOP_BOUND = 128  # rows with a top_k up to this are drawn from the 128 most likely; others sort the vocabulary
+REMEMBERED = 256  # requests whose steady part is kept
 TEMPERATURES = (1e-30, 1e30)  # float32 can hold these and their inverses
 
 
@@ -69,17 +71,16 @@ def pick_of(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Pick:
 def _changes(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Changes | None:
     """Penalties, bias and the minimum length. None if nothing applies."""
     s = given.sampling
-    too_early = given.generated < s.min_tokens
-    banned = [t for t in (*allowed.banned, *(s.stop_token_ids if too_early else ())) if 0 <= t < vocabulary]
+    steady = _steady(_Same(s), vocabulary)
+    banned = [_ids(token for token in allowed.banned if 0 <= token < vocabulary)]
+    if given.generated < s.min_tokens:
+        banned.append(steady.stops_N)
     per_use = s.presence_penalty or s.frequency_penalty
-    if not (banned or per_use or s.repetition_penalty != 1.0 or s.logit_bias):
+    if not (any(map(len, banned)) or per_use or s.repetition_penalty != 1.0 or s.logit_bias):
         return None
     seen, _ = _distinct(np.array(given.context if s.repetition_penalty != 1.0 else (), np.int32))
     used, times = _distinct(np.array(given.output if per_use else (), np.int32))
-    bias: dict[int, float] = {}
-    for token, value in s.logit_bias:
-        bias[token] = bias.get(token, 0.0) + value
-    ids_N, _ = _distinct(np.concatenate([seen, used, _ids(bias), _ids(banned)]))
+    ids_N, _ = _distinct(np.concatenate([seen, used, steady.biased_N, *banned]))
     if not len(ids_N):
         return None
     _check(ids_N[0], ids_N[-1], vocabulary)
@@ -89,9 +90,42 @@ def _changes(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Changes
     divisor_N[ids_N.searchsorted(seen)] = s.repetition_penalty
     per_token = np.float32(s.presence_penalty) + np.float32(s.frequency_penalty) * times.astype(np.float32)
     minus_N[ids_N.searchsorted(used)] = per_token
-    plus_N[ids_N.searchsorted(_ids(bias))] = np.fromiter(bias.values(), np.float64, len(bias))
-    plus_N[ids_N.searchsorted(_ids(banned))] = -math.inf  # behind the bias: none brings a token back
+    plus_N[ids_N.searchsorted(steady.biased_N)] = steady.biases_N
+    for stops_N in banned:
+        plus_N[ids_N.searchsorted(stops_N)] = -math.inf  # behind the bias: none brings a token back
     return Changes(ids_N, steps_3N)
+
+
+@dataclass(frozen=True)
+class _Steady:
+    """What is the same in every step of a request. biased_N, stops_N: int64, distinct; biases_N: float64."""
+
+    biased_N: np.ndarray
+    biases_N: np.ndarray
+    stops_N: np.ndarray
+
+
+class _Same:
+    """Equal to itself alone: to compare 20,000 biases in each step would cost what is to be saved."""
+
+    def __init__(self, sampling: Sampling):
+        self.sampling = sampling
+
+    def __hash__(self) -> int:
+        return id(self.sampling)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.sampling is self.sampling
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _steady(same: _Same, vocabulary: int) -> _Steady:
+    """Made once a request: 4 ms for 20,000 biases, and 51 for stops of a whole vocabulary."""
+    bias: dict[int, float] = {}
+    for token, value in same.sampling.logit_bias:
+        bias[token] = bias.get(token, 0.0) + value
+    stops = dict.fromkeys(token for token in same.sampling.stop_token_ids if 0 <= token < vocabulary)
+    return _Steady(_ids(bias), np.fromiter(bias.values(), np.float64, len(bias)), _ids(stops))
 
 
 def _check(least: int, most: int, vocabulary: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kakera.errors import RequestRefused
+from kakera.server.fields import RequestBody
 from kakera.server.generate import Job
 from kakera.server.http.errors import explain
 from kakera.server.openai.chat import chat_job, chat_prompt
@@ -20,15 +21,25 @@ from kakera.server.service import Service
 Names = Mapping[str, str]
 
 
-def chat_body(fields: dict[str, Any], names: Names) -> ChatBody:
-    """Fields without a value are left out. Raises RequestRefused naming the field as the dialect calls it."""
+def chat_body(fields: dict[str, Any], names: Names, passed_on: Mapping[str, Any]) -> ChatBody:
+    """Fields without a value are left out; those `passed_on` are chat's already. Raises RequestRefused naming the field
+    as the dialect calls it."""
     given = {name: value for name, value in fields.items() if value is not None}
+    for name, value in passed_on.items():
+        if value is not None and name in given:
+            raise RequestRefused(f"{name} and {names.get(name, name)} say the same; send one", param=name)
+        given[name] = value
     try:
         return ChatBody.model_validate(given)
     except ValidationError as error:
         located = [{**e, "loc": ("body", *e["loc"])} for e in error.errors()]
         param, message = explain(located)
         raise renamed(RequestRefused(message, param=param), names) from None
+
+
+def names_of(body: RequestBody, names: Names) -> Names:
+    """How this body calls the fields of a chat: those that it passes on keep their names."""
+    return {theirs: ours for theirs, ours in names.items() if theirs not in body.passed_on}
 
 
 def renamed(error: RequestRefused, names: Names) -> RequestRefused:

@@ -10,7 +10,7 @@ from typing import Any
 
 from kakera.chat.parts import content_text, left_out, part_text
 from kakera.errors import RequestRefused
-from kakera.server.agents.translate import chat_body
+from kakera.server.agents.translate import chat_body, names_of
 from kakera.server.anthropic.schema import AnthropicTool, AnthropicToolChoice, CountBody, Message, MessagesBody
 from kakera.server.openai.schema import ChatBody
 
@@ -39,10 +39,13 @@ def messages_chat(body: CountBody) -> ChatBody:
         "enable_thinking": body.thinking is not None and body.thinking.type != "disabled",
         "thinking_budget": body.thinking.budget_tokens if body.thinking else None,
     }
+    form = body.output_format
     if body.output_config is not None:
-        form = body.output_config.format
         fields["reasoning_effort"] = body.output_config.effort
-        fields["response_format"] = form and {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+        if form is not None and body.output_config.format is not None:
+            raise RequestRefused("output_format and output_config.format say the same; send one", param="output_format")
+        form = form or body.output_config.format
+    fields["response_format"] = form and form.model_dump(by_alias=True, exclude_unset=True)
     if isinstance(body, MessagesBody):
         fields |= {
             "max_tokens": body.max_tokens,
@@ -53,7 +56,7 @@ def messages_chat(body: CountBody) -> ChatBody:
             "stop_in_thinking": body.stop_in_thinking,
             "cache": body.cache,
         }
-    return chat_body(fields, NAMES)
+    return chat_body(fields, names_of(body, NAMES), body.passed_on)
 
 
 def system_text(system: str | list[dict[str, Any]] | None) -> str:

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from kakera.contract.events import Usage
 from kakera.server.agents.blocks import Answer, Block, Step, gather
-from kakera.server.agents.translate import count_prompt, dialect_job
+from kakera.server.agents.translate import count_prompt, dialect_job, names_of
 from kakera.server.anthropic.answers import MessageAnswer, TokenCount
 from kakera.server.anthropic.input import NAMES, messages_chat
 from kakera.server.anthropic.schema import CountBody, MessagesBody
@@ -47,7 +47,7 @@ def messages_routes(service: Service) -> APIRouter:
 
 async def messages_reply(body: MessagesBody, service: Service, request: Request) -> MessagesReply:
     chat = await service.intake.run(lambda watch: messages_chat(body))
-    job = await dialect_job(chat, service, "msg", NAMES)
+    job = await dialect_job(chat, service, "msg", names_of(body, NAMES))
     cut = job.sampling.max_tokens < body.max_tokens
     # Agents drop the thinking of answers by another model than they asked for, so an alias is kept.
     return MessagesReply(service.generation(job, request), body.model or service.model.name, cut)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from kakera.server.examples import COUNT, MESSAGES, shown
 from kakera.server.fields import MANY, MAX_STOPS, Body, Items, RequestBody, StopString
+from kakera.server.openai.schema import ChatBody
 
 Blocks = Items[dict[str, Any]]
 
@@ -57,6 +58,7 @@ class CountBody(RequestBody):
     """What makes the prompt; all of the body of /v1/messages/count_tokens."""
 
     model_config = shown(COUNT)
+    passed = ChatBody.for_agents
 
     messages: Items[Message]
     system: str | Blocks | None = None
@@ -64,6 +66,7 @@ class CountBody(RequestBody):
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # its name while it was a beta
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
 

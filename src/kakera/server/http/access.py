@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from kakera.errors import UsageError
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(:[0-9]{0,5})?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
 
 
@@ -58,11 +59,12 @@ def is_loopback(address: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Without port, brackets and the root's dot: "[::1]:30000" is "::1"."""
+    """Without port, brackets and the root's dot: "[::1]:30000" is "::1". What is no host stays as it is, so that it is
+    nobody's name: "[::1].evil.com" is not ours."""
     host = host.lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host if host.count(":") > 1 else host.partition(":")[0].rstrip(".")
+    if written := HOST.fullmatch(host):
+        return written["address"] or written["name"].removesuffix(".")
+    return host
 
 
 OPEN = Access()

@@ -13,7 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kakera.server.http.intake import LARGE_BYTES, Intake
+from kakera.server.http.intake import Intake
+from kakera.server.http.request_limits import LARGE_BYTES
 from kakera.server.http.sse import unless_disconnected
 from kakera.text.json_size import excess
 from kakera.text.unicode import well_formed

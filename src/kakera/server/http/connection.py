@@ -20,7 +20,9 @@ from kakera.server.http.request_limits import BODY_SECONDS, HEADER_BYTES
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = BODY_SECONDS + 5  # later than the answer that a slow body gets
-KEEP_ALIVE_SECONDS = 5  # between requests of a connection
+# Between requests of a connection. Longer than clients and proxies keep one (60 to 120 s), or they would send on a
+# connection that is just being closed.
+KEEP_ALIVE_SECONDS = 130
 UNREAD_SECONDS = 60.0  # in which a client must take something of an answer that waits for it
 LOOKS = 4  # at what it took, in that time
 UNSENT_BYTES = 64 * 1024  # of an answer that the kernel holds back; by itself it takes megabytes from a fast server

@@ -131,7 +131,9 @@ def explain(errors: Sequence[Any]) -> tuple[str | None, str]:
     if first["loc"] == ("body",) and first["type"] in ("model_attributes_type", "missing"):
         return None, "the body must be a JSON object, sent with the header Content-Type: application/json"
     field = first["loc"][:2]
-    error = max((e for e in errors if e["loc"][:2] == field), key=lambda e: len(e["loc"]))
+    error = max(
+        (e for e in errors if e["loc"][:2] == field), key=lambda e: (len(e["loc"]), not e["type"].endswith("_type"))
+    )
     if error["type"] == "field":  # kakera.server.fields.refuse
         return error["ctx"]["field"], error["msg"]
     param = field_path(error["loc"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Collection
 
@@ -39,7 +40,7 @@ class Guard:
         if self._keys:  # browsers add no key by themselves, so with keys a page elsewhere can do nothing
             if scope["path"] in self._open or self._has_key(headers):
                 return None
-            text = "wrong or missing API key; send it as Authorization: Bearer KEY"
+            text = "wrong or missing API key; send it as Authorization: Bearer KEY or as x-api-key: KEY"
             return 401, "invalid_api_key", text
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and scope["method"] not in READING and not self._ours(origin, host):
@@ -54,7 +55,23 @@ class Guard:
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
         """A bearer token or x-api-key, compared in constant time."""
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        bearer = token.strip() if scheme.lower() == b"bearer" else b""
-        sent = (bearer, headers.get(b"x-api-key", b""))
-        return any(hmac.compare_digest(given, key) for given in sent for key in self._keys)
+        return any(hmac.compare_digest(given, key) for given in sent_keys(headers) for key in self._keys)
+
+
+def sent_keys(headers: dict[bytes, bytes]) -> tuple[bytes, bytes]:
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    bearer = token.strip() if scheme.lower() == b"bearer" else b""
+    return bearer, headers.get(b"x-api-key", b"")
+
+
+def client_of(scope: Scope, keyed: bool) -> str:
+    """Who asks, as a name that says nothing and is the same in all requests: the key. Without keys the address with
+    what programs say of themselves, so that those of one machine are told apart; whoever lies gains a turn, not more.
+    """
+    headers = dict(scope["headers"])
+    bearer, api_key = sent_keys(headers)
+    told = [bearer or api_key]
+    if not keyed:
+        address = scope["client"][0] if scope.get("client") else ""
+        told += [address.encode(), headers.get(b"user-agent", b"")]
+    return hashlib.blake2b(b"\0".join(told), digest_size=8).hexdigest()

@@ -17,11 +17,11 @@ from threading import Event
 from typing import TypeVar
 
 from kakera.errors import RequestRefused
+from kakera.server.http.request_limits import LARGE_BYTES
 from kakera.server.http.sse import ClientLeft
 from kakera.text.tokenizer import Watch
 
 T = TypeVar("T")
-LARGE_BYTES = 64 * 1024  # of a body: 16K tokens, 0.1 s of one core; below, a thread is soon free again
 THREADS = 2
 WHOLE_BODIES = 4  # of the largest size, or many more that are smaller
 IDLE_SECONDS = 1.0  # after the last large body, before memory is given back
@@ -75,6 +75,10 @@ class Intake:
         if place is None or place not in self._places:
             return
         self._places.remove(place)
+        self.give_back_soon()
+
+    def give_back_soon(self) -> None:
+        """Memory that a large body had, a while after the last of them."""
         if self._giving_back is not None:
             self._giving_back.cancel()
         self._giving_back = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._give_back)

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 HEADERS_AFTER_SECONDS = 5.0  # a refusal comes at once; whoever waits longer wants to see that the server lives
 PING_SECONDS = 10.0
 CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's number for the log
+# Within JSON they stand in strings alone. Readers that split lines by Unicode's rules, as Python's do, cut there.
+LINE_ENDS = {ord(end): json.dumps(end)[1:-1] for end in "\u0085\u2028\u2029"}
 DONE = "data: [DONE]\n\n"
 
 
@@ -36,7 +38,8 @@ class ClientLeft(Exception):
 
 def event(payload: dict[str, Any], name: str | None = None) -> str:
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(payload, ensure_ascii=False)}\n\n"
+    text = json.dumps(payload, ensure_ascii=False)
+    return f"{head}data: {text if text.isascii() else text.translate(LINE_ENDS)}\n\n"
 
 
 class Reply(ABC):

@@ -29,6 +29,7 @@ from kakera.server.service import Service, new_id
 from kakera.text.tokenizer import Watch
 
 ROUTE = "/v1/completions"
+DEFAULT_TOKENS = 16  # OpenAI's: a raw prompt often has no end, and would run to that of the context
 PROMPTS_AT_ONCE = 8  # of one body: evaluation tools send hundreds, which must not fill the queue
 
 
@@ -55,7 +56,7 @@ def prompt_tokens(body: CompletionBody, model: ServedModel, watch: Watch) -> lis
     """Packed tokens per prompt. Raises RequestRefused for ids outside the vocabulary, and what `watch` raises."""
     prompt = body.prompt
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
-    special = bool(body.parse_special)
+    special = body.parse_special is not False
     made: list[array[int]] = []
     for p in prompts:
         tokens = model.tokenizer.encode(p, special, watch) if isinstance(p, str) else cast("list[int]", p)
@@ -67,7 +68,7 @@ def prompt_tokens(body: CompletionBody, model: ServedModel, watch: Watch) -> lis
 
 def completion_job(body: CompletionBody, tokens: array[int], service: Service, constraint: Constraint | None) -> Job:
     # The engine always makes a token; for max_tokens 0 it is left out of the answer.
-    wanted = None if body.max_tokens is None else max(1, body.max_tokens)
+    wanted = DEFAULT_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     prompt_logprobs = body.logprobs if body.echo else None
     sampling = build_sampling(
         body,

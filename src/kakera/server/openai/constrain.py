@@ -14,7 +14,7 @@ from kakera.chat.tags import OPEN as CALL_OPEN
 from kakera.chat.thinking import CLOSE as THINK_CLOSE
 from kakera.chat.thinking import thinking_budget
 from kakera.constrain.calls import Usable, calls_rules
-from kakera.constrain.formats import Answer, response_format, structured_outputs
+from kakera.constrain.formats import Answer, guided, response_format, structured_outputs
 from kakera.constrain.lark import grammar
 from kakera.contract.request import Constraint, ThinkingBudget
 from kakera.errors import RequestRefused
@@ -54,8 +54,8 @@ async def _apart(work: Callable[[], Result]) -> Result:
 
 def _asks(body: GenerationBody) -> bool:
     """Whether any field asks for a form."""
-    guided = (getattr(body, f"guided_{kind}") for kind in GUIDED)
-    return bool(body.response_format or body.structured_outputs) or any(value is not None for value in guided)
+    fields = (body.response_format, body.structured_outputs, *(getattr(body, f"guided_{kind}") for kind in GUIDED))
+    return any(value is not None for value in fields)
 
 
 def _chat_constraint(
@@ -127,11 +127,11 @@ def wanted_answer(body: GenerationBody) -> Answer | None:
     found: list[Answer | None] = []
     if body.response_format is not None:
         found.append(response_format(body.response_format.model_dump(exclude_unset=True)))
-    if body.structured_outputs:
+    if body.structured_outputs is not None:
         found.append(structured_outputs(body.structured_outputs))
     for kind in GUIDED:
         if (value := getattr(body, f"guided_{kind}")) is not None:
-            found.append(structured_outputs({kind: value}, f"guided_{kind}"))
+            found.append(guided(kind, value))
     answers = [answer for answer in found if answer is not None]
     if len(answers) > 1:
         fields = " and ".join(answer.param for answer in answers)

@@ -44,7 +44,7 @@ def text_routes(service: Service) -> APIRouter:
             variables = thinking_switch(body.chat_template_kwargs or {}, None)
             check = count_check(limits, "messages")
             return list((await render_chat(service, body.messages, plain(body.tools), variables, check)).tokens)
-        prompt, special = body.prompt or "", bool(body.parse_special)
+        prompt, special = body.prompt or "", body.parse_special is not False  # as completions read it
         work = partial(model.tokenizer.encode, prompt, special)
         return await service.intake.run(work, count_check(limits, "prompt"))
 

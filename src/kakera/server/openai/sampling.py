@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 
 from kakera.contract.request import Constraint, Sampling, ThinkingBudget
-from kakera.errors import RequestRefused
+from kakera.errors import CONTEXT_LENGTH_EXCEEDED, RequestRefused, prompt_too_long
 from kakera.run.interface import EngineLimits
 from kakera.server.model import ServedModel
 from kakera.server.openai.schema import GenerationBody
 
-TOKEN_DIGITS = 10
+TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 COUNTED = 524_288  # tokens of a text that is only counted, if the context is not larger; as JSON 4 MB
 COUNTED_BEYOND = 4  # a quarter of the context
 
@@ -63,7 +64,7 @@ def completion_room(prompt_tokens: int, wanted: int | None, limits: EngineLimits
     """Tokens that may be generated: what is wanted, cut to the context. Raises RequestRefused if there is no room."""
     room = limits.context - prompt_tokens
     if room < 1:
-        raise _prompt_too_long(prompt_tokens, limits, param)
+        raise prompt_too_long(prompt_tokens, limits.context, param)
     return room if wanted is None else min(wanted, room)
 
 
@@ -73,7 +74,7 @@ def prompt_check(limits: EngineLimits, param: str) -> Callable[[int], None]:
 
     def check(tokens: int) -> None:
         if tokens > limits.context + limits.context // COUNTED_BEYOND:
-            raise _prompt_too_long(tokens, limits, param, "at least ")
+            raise prompt_too_long(tokens, limits.context, param, at_least=True)
 
     return check
 
@@ -85,19 +86,9 @@ def count_check(limits: EngineLimits, param: str) -> Callable[[int], None]:
     def check(tokens: int) -> None:
         if tokens > most:
             message = f"{param} has at least {tokens} tokens and at most {most} are counted in one request; send less"
-            raise RequestRefused(message, code="context_length_exceeded", param=param)
+            raise RequestRefused(message, code=CONTEXT_LENGTH_EXCEEDED, param=param)
 
     return check
-
-
-def _prompt_too_long(tokens: int, limits: EngineLimits, param: str, about: str = "") -> RequestRefused:
-    over = tokens - limits.context + 1
-    return RequestRefused(
-        f"the prompt has {about}{tokens} tokens and the context limit is {limits.context}, of which at least one is "
-        f"for the answer; shorten the prompt by {about}{over} tokens or start the server with a larger --context",
-        code="context_length_exceeded",
-        param=param,
-    )
 
 
 def _min_tokens(wanted: int, max_tokens: int) -> int:
@@ -109,8 +100,11 @@ def _min_tokens(wanted: int, max_tokens: int) -> int:
 def _logit_bias(bias: dict[str, float], model: ServedModel) -> tuple[tuple[int, float], ...]:
     pairs: dict[int, float] = {}
     for key, value in bias.items():
-        if not (key.isdecimal() and len(key) <= TOKEN_DIGITS):
-            raise RequestRefused(f"logit_bias: {key!r} is not a token id", param="logit_bias")
+        if not TOKEN_ID.fullmatch(key):  # "007" would be a second value for "7"
+            raise RequestRefused(
+                f"logit_bias: {key[:40]!r} is not a token id, which is a number such as 7 in the digits 0 to 9",
+                param="logit_bias",
+            )
         pairs[check_token(int(key), model, "logit_bias")] = value
     return tuple(pairs.items())
 

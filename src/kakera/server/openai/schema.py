@@ -3,7 +3,7 @@ extensions (vLLM's names)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,6 +14,7 @@ from kakera.server.fields import MANY, MAX_STOPS, Body, Items, Numbers, Pairs, R
 MAX_CHOICES = 16
 MAX_PROMPTS = 2048  # of one body; evaluation tools send hundreds
 MAX_ALTERNATIVES = 20
+MAX_STOP_IDS = 1024  # each is looked at with each token
 SEEDS = 2**63
 
 TokenId = Annotated[int, Field(ge=0)]
@@ -55,7 +56,7 @@ class GenerationBody(RequestBody):
     seed: int | None = Field(None, ge=-SEEDS, lt=SEEDS)
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
-    stop_token_ids: Numbers[TokenId] | None = None
+    stop_token_ids: Annotated[Numbers[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     min_tokens: int | None = Field(None, ge=0)
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
@@ -118,6 +119,15 @@ class ChatBody(GenerationBody):
     """`functions` and `function_call` are what `tools` and `tool_choice` were called once, and become those."""
 
     model_config = shown(CHAT)
+    # for dialects that have no name of their own for them
+    for_agents: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed"),
+            *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "loop_guard", "chat_template_kwargs"),
+            *("reasoning_effort", "thinking_budget", "response_format", "structured_outputs"),
+            *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+        }
+    )
 
     messages: Items[ChatMessage]
     max_tokens: int | None = Field(None, ge=1)
@@ -178,7 +188,19 @@ class CompletionBody(GenerationBody):
     max_tokens: int | None = Field(None, ge=0)
     logprobs: int | None = Field(None, ge=0, le=MAX_ALTERNATIVES)
     echo: bool | None = None
-    parse_special: bool | None = None  # spelled control tokens in a text prompt are the tokens
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    suffix: str | None = None
+    parse_special: bool | None = None  # without it and with true, spelled control tokens in a prompt are the tokens
+
+    @model_validator(mode="after")
+    def _nothing_is_chosen_or_filled_in(self) -> CompletionBody:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise refuse("best_of", "best_of must be n here: all choices are returned; send n for more of them")
+        if self.suffix:
+            raise refuse(
+                "suffix", "suffix is not supported: write the model's own marks for filling in into the prompt"
+            )
+        return self
 
     @model_validator(mode="after")
     def _zero_tokens_only_to_echo(self) -> CompletionBody:

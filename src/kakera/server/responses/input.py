@@ -7,7 +7,7 @@ from typing import Any
 from kakera.chat.messages import ROLES
 from kakera.chat.parts import content_text, left_out
 from kakera.errors import RequestRefused
-from kakera.server.agents.translate import chat_body, string
+from kakera.server.agents.translate import chat_body, names_of, string
 from kakera.server.openai.schema import ChatBody
 from kakera.server.responses.schema import ResponsesBody
 from kakera.server.responses.tools import ToolNames, function_tools, later_tools, tool_choice
@@ -37,7 +37,7 @@ def responses_chat(body: ResponsesBody) -> tuple[ChatBody, ToolNames, list[str]]
         "tools": tools or None,
         "tool_choice": tool_choice(body.tool_choice, names),
         "parallel_tool_calls": body.parallel_tool_calls,
-        "response_format": response_format(body.text.format) if body.text else None,
+        "response_format": body.text.format if body.text else None,
         "max_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -46,7 +46,7 @@ def responses_chat(body: ResponsesBody) -> tuple[ChatBody, ToolNames, list[str]]
         "stop_in_thinking": body.stop_in_thinking,
         "cache": body.cache,
     }
-    return chat_body(fields, NAMES), names, unknown
+    return chat_body(fields, names_of(body, NAMES), body.passed_on), names, unknown
 
 
 def response_format(form: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from kakera.errors import CONTEXT_LENGTH_EXCEEDED, RequestRefused
 from kakera.server.agents.blocks import Answer, gather
-from kakera.server.agents.translate import dialect_job
+from kakera.server.agents.translate import dialect_job, names_of
 from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.errors import describe
 from kakera.server.http.openapi import streams
 from kakera.server.http.sse import Reply, answer, event
+from kakera.server.metrics.record import record_refusal
 from kakera.server.model import ServedModel
 from kakera.server.responses.answers import ResponseAnswer
 from kakera.server.responses.input import NAMES, responses_chat
@@ -34,16 +37,34 @@ def responses_routes(service: Service) -> APIRouter:
     @router.post(ROUTE, responses=streams(ResponseAnswer, "events from `response.created` to `response.completed`"))
     async def responses(body: ResponsesBody, request: Request) -> Response:
         service.check(body)
-        return await answer(request, service.arrives(responses_reply(body, service, request)), body.stream)
+        try:
+            return await answer(request, service.arrives(responses_reply(body, service, request)), body.stream)
+        except RequestRefused as error:
+            if not body.stream or error.code != CONTEXT_LENGTH_EXCEEDED:
+                raise
+            record_refusal(service.metrics, ROUTE, error.status, error.code, error.param)
+            return Response(failed_stream(error, body, service.model.name), media_type="text/event-stream")
 
     return router
+
+
+def failed_stream(error: RequestRefused, body: ResponsesBody, model: str) -> str:
+    """A prompt that is too long, as OpenAI tells it who streams. Codex shortens its history on these events alone; a
+    400 ends its session."""
+    response = response_object(body, f"resp_{uuid.uuid4().hex}", int(time.time()), model)
+    shown = {"code": error.code, "message": str(error)}
+    events = [
+        {"type": "response.created", "response": response},
+        {"type": "response.failed", "response": {**response, "status": "failed", "error": shown}},
+    ]
+    return "".join(event({**each, "sequence_number": i}, str(each["type"])) for i, each in enumerate(events))
 
 
 async def responses_reply(body: ResponsesBody, service: Service, request: Request) -> ResponsesReply:
     chat, names, unknown = await service.intake.run(lambda watch: responses_chat(body))
     for kind in unknown:
         service.note(f"tools {kind}", f"tools of type {kind[:100]!r} do not run here and are left out")
-    job = await dialect_job(chat, service, "resp", NAMES)
+    job = await dialect_job(chat, service, "resp", names_of(body, NAMES))
     return ResponsesReply(service.generation(job, request), service.model, body, names)
 
 
@@ -122,30 +143,36 @@ class ResponsesReply(Reply):
         }
 
     def _response(self, status: str) -> dict[str, Any]:
-        """The response without what only its end knows. Settings are those in force; nothing is ever stored."""
-        body, sampling = self._body, self._generation.job.sampling
-        return {
-            "id": self._generation.job.id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "model": body.model or self._model.name,
-            "output": [],
-            "error": None,
-            "incomplete_details": None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "metadata": body.metadata or {},
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "reasoning": body.reasoning.model_dump() if body.reasoning else {"effort": None, "summary": None},
-            "store": False,
-            "temperature": sampling.temperature,
-            "text": {"format": (body.text and body.text.format) or {"type": "text"}},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or []],
-            "top_p": sampling.top_p,
-            "truncation": "disabled",
-            "usage": None,
-            "user": body.user,
-        }
+        """Settings are those in force."""
+        job = self._generation.job
+        response = response_object(self._body, job.id, self._created, self._model.name)
+        return {**response, "status": status, "temperature": job.sampling.temperature, "top_p": job.sampling.top_p}
+
+
+def response_object(body: ResponsesBody, name: str, created: int, model: str) -> dict[str, Any]:
+    """A response that has begun, without what only its end knows. Nothing is ever stored."""
+    return {
+        "id": name,
+        "object": "response",
+        "created_at": created,
+        "status": "in_progress",
+        "model": body.model or model,
+        "output": [],
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": body.reasoning.model_dump() if body.reasoning else {"effort": None, "summary": None},
+        "store": False,
+        "temperature": body.temperature,
+        "text": {"format": (body.text and body.text.format) or {"type": "text"}},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or []],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "usage": None,
+        "user": body.user,
+    }

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kakera.server.examples import RESPONSES, shown
 from kakera.server.fields import MAX_STOPS, Body, Items, Pairs, RequestBody, StopString, refuse
+from kakera.server.openai.schema import ChatBody
 
 # What would need a store of former responses, which this server does not keep.
 STORED = ("previous_response_id", "conversation", "prompt")
@@ -38,6 +39,7 @@ class ResponsesBody(RequestBody):
     """`store` is accepted and nothing is stored; `include`, `service_tier` and the like are accepted and ignored."""
 
     model_config = shown(RESPONSES)
+    passed = ChatBody.for_agents
 
     input: str | Items[dict[str, Any]]
     instructions: str | None = None

@@ -1,0 +1,32 @@
+"""Whose a request is: by its key, without keys by address and program; the engine learns a name that says nothing."""
+
+import pytest
+from test_enforced import BODIES, CHAT
+
+
+def client_of(live, route=CHAT, **headers) -> str:
+    assert live.http.post(route, json=BODIES[route], headers=headers).status_code == 200
+    return live.engine.requests[-1].client
+
+
+def test_with_keys_the_key_is_the_client(serve):
+    live = serve([{"text": "x"}], keys=("one", "two"))
+    names = {
+        client_of(live, Authorization=f"Bearer {key}", **{"User-Agent": agent})
+        for key in ("one", "two")
+        for agent in "ab"
+    }
+    assert len(names) == 2 and not any(key in name for key in ("one", "two") for name in names)
+
+
+def test_without_keys_programs_of_one_machine_are_told_apart(serve):
+    live = serve([{"text": "x"}])
+    names = [client_of(live, **{"User-Agent": agent}) for agent in ("claude-cli/2.1", "curl/8", "claude-cli/2.1")]
+    assert names[0] == names[2] != names[1] and all(names)
+    assert client_of(live, Authorization="Bearer a") != client_of(live, Authorization="Bearer b")
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_every_dialect_names_its_client(serve, route):
+    live = serve([{"text": "x"}])
+    assert len({client_of(live, route), client_of(live, route), client_of(live, **{"User-Agent": "other"})}) == 2
