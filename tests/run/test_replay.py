@@ -123,3 +123,22 @@ def test_what_is_no_recording_is_refused_in_words(tmp_path, content):
     (tmp_path / "run").write_bytes(content)
     with pytest.raises(UsageError, match="no recording"):
         read_recording(tmp_path / "run")
+
+
+def test_a_step_that_is_damaged_is_named(tiny_model, tmp_path):
+    recorded(tiny_model, tmp_path / "run")
+    data = bytearray((tmp_path / "run").read_bytes())
+    header = 4 + int.from_bytes(data[:4], "little")
+    data[header + 4] = 0xC1  # a byte that msgpack never writes
+    (tmp_path / "run").write_bytes(data)
+    with pytest.raises(UsageError, match="damaged at its step 1"):
+        list(read_recording(tmp_path / "run")[1])
+
+
+def test_a_recording_of_another_vocabulary_is_refused_before_its_first_step(tiny_model, tmp_path):
+    plan = recorded(tiny_model, tmp_path / "run")
+    header, _ = read_recording(tmp_path / "run")
+    header = msgspec.structs.replace(header, vocab=header.vocab + 1)
+    runner = build_engine(tiny_model, plan).runner
+    with pytest.raises(UsageError, match="is another one"):
+        Replay(runner, plan, header, [])

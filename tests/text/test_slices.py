@@ -70,7 +70,7 @@ def test_slices_have_the_ids_of_the_whole(short, name):
 
 
 def test_a_real_text_is_cut_and_has_the_ids_of_the_whole():
-    text = (Path(kakera.__file__).parent / "server" / "schema.py").read_text() * 30
+    text = Path(tokenizer_module.__file__).read_text() * 30
     assert len(list(slices(text, QWEN._parts))) > 3
     assert QWEN.encode(text) == QWEN._ids(text)
 

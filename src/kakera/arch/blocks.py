@@ -1,6 +1,6 @@
 """Blocks: what stands in a layer, with the sizes that code needs, its tensors and its states. No torch.
 
-Those here are shared by several architectures; one that only a single architecture has belongs into its file.
+Those here are shared by several architectures; one that only a single architecture has belongs in its file.
 """
 
 from __future__ import annotations

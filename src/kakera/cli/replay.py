@@ -48,7 +48,10 @@ def replay(
         raise UsageError(f"{name}: a scripted model computes nothing that could be replayed")
     wishes = Wishes(**header.wishes)  # type: ignore[arg-type]
     wishes = replace(wishes, gpus=gpus) if gpus else wishes
-    plan = plan_for(found.path, wishes)
+    try:
+        plan = plan_for(found.path, wishes)
+    except UsageError as error:
+        raise UsageError(f"{name} does not go with the options of the recording, of {header.model}: {error}") from None
     runner = build_engine(found.path, plan).runner
     assert isinstance(runner, TorchRunner)
     replay = Replay(runner, plan, header, [given for step in recorded for given in step.inputs], cold)
@@ -70,10 +73,10 @@ def _show(name: str, prompts: bool, report: Report, differences: list[Difference
 
         typer.echo(json.dumps({**result, "differences": [asdict(each) for each in differences]}, indent=2))
         return
-    compared = f"{report.tokens} tokens" if prompts else "no tokens (recorded without prompts)"
+    compared = f"{report.tokens} tokens compared" if prompts else "no tokens compared (recorded without prompts)"
     unknown = f", {report.hits_unknown} could not be (their prompt is not in the recording)" * bool(report.hits_unknown)
-    typer.echo(f"{name}: {report.steps} steps, {report.rows} rows, {compared} compared; {report.hits} hits held")
-    typer.echo(f"against a cold computation{unknown}.")
+    held = f"{report.hits} hits held against a cold computation{unknown}"
+    typer.echo(f"{name}: {report.steps} steps, {report.rows} rows, {compared}; {held}.")
     for each in differences[:SHOWN]:
         typer.echo(f"step {each.step}, {each.request_id}: {each.what}: {each.detail}")
     if len(differences) > SHOWN:

@@ -153,7 +153,16 @@ def read_recording(path: Path) -> tuple[Header, Iterator[RecordedStep]]:
         raise UsageError(f"{path} is no recording of kakera serve --record") from None
     if header.version != VERSION:
         raise UsageError(f"{path} was recorded by kakera {header.kakera}, which writes another form of recordings")
-    return header, map(msgspec.msgpack.Decoder(RecordedStep).decode, messages)
+    return header, _steps(path, messages)
+
+
+def _steps(path: Path, messages: Iterable[bytes]) -> Iterator[RecordedStep]:
+    decode = msgspec.msgpack.Decoder(RecordedStep).decode
+    for step, message in enumerate(messages, 1):
+        try:
+            yield decode(message)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise UsageError(f"{path} is damaged at its step {step}: {error}") from None
 
 
 def _messages(data: bytes) -> Iterator[bytes]:

@@ -61,7 +61,12 @@ class Replay:
 
     def __init__(self, runner: TorchRunner, plan: Plan, header: Header, inputs: Sequence[Input], cold: bool = True):
         """`inputs`: all of the recording, since a hit comes before the first token. Raises UsageError if the recording
-        needs more pages or slots than there are."""
+        is of another vocabulary or needs more pages than there are."""
+        if header.vocab != plan.spec.vocab:
+            raise UsageError(
+                f"the recording is of {header.model} with a vocabulary of {header.vocab} tokens, "
+                f"and this model has {plan.spec.vocab}: it is another one"
+            )
         if header.pages > plan.pages:
             raise UsageError(f"the recording used {header.pages} pages and only {plan.pages} fit here: --gpus larger")
         self.report = Report()
