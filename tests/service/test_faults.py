@@ -75,7 +75,7 @@ def test_the_wall_clock_is_shown_to_people_and_decides_nothing() -> None:
         "server/responses/routes.py": "created_at, completed_at",
         "server/operate/router.py": "timestamp",
         "server/metrics/record.py": "at, of a line on the page",
-        "chat/template.py": "strftime_now, which templates call",
+        "chat/sandbox.py": "strftime_now, which templates call",
     }
     found = {
         str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if wall_clock(ast.parse(path.read_text("utf-8")))
