@@ -233,8 +233,10 @@ class ModelSpec:
 
     @cached_property
     def attention(self) -> AttentionSpec:
-        """Of all layers that have one: rooms that store keys and values hold layers of one shape. Raises CheckpointError
-        if none has."""
+        """Of all layers that have one: rooms that store keys and values hold layers of one shape.
+
+        Raises CheckpointError if none has.
+        """
         found = next((block for block in self.distinct if isinstance(block, AttentionSpec)), None)
         if found is None:
             raise CheckpointError(f"config.json: {self.model_type} without a full-attention layer is not served")

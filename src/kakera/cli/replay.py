@@ -10,6 +10,7 @@ import typer
 from kakera.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from kakera.contract.recording import Input
     from kakera.run.recording.replay import Difference, Report
 
 SHOWN = 20  # differences; --json has them all
@@ -41,20 +42,27 @@ def replay(
     from kakera.run.step.runner import TorchRunner
 
     header, steps = read_recording(file)
-    recorded = list(steps)
+    inputs: list[Input] = []
+    count = 0
+    for step in steps:
+        inputs += step.inputs
+        count += 1
     name = model or header.model
     found = resolve_model(name)
     if found.scripted:
         raise UsageError(f"{name}: a scripted model computes nothing that could be replayed")
-    wishes = Wishes(**header.wishes)  # type: ignore[arg-type]
+    try:
+        wishes = Wishes(**header.wishes)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{file} was recorded with memory options that this kakera does not know") from None
     wishes = replace(wishes, gpus=gpus) if gpus else wishes
     plan = plan_for(found.path, wishes)
     runner = build_engine(found.path, plan).runner
     assert isinstance(runner, TorchRunner)
-    replay = Replay(runner, plan, header, [given for step in recorded for given in step.inputs], cold)
+    replay = Replay(runner, plan, header, inputs, cold)
     differences: list[Difference] = []
     with Progress(transient=True, disable=as_json) as progress:
-        for step in progress.track(recorded, description="steps"):
+        for step in progress.track(read_recording(file)[1], total=count, description="steps"):
             differences += replay.step(step)
     _show(name, header.prompts, replay.report, differences, as_json)
     if differences:
