@@ -25,7 +25,7 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.state import StatePool
 from kakera.plan.plan import Plan
-from kakera.run.recording.record import prints
+from kakera.run.recording.record import prints, rows_kept
 from kakera.run.step.page_tables import PageTables
 from kakera.run.step.runner import TorchRunner
 from kakera.run.store.host import CheckpointShape, HostStore
@@ -111,8 +111,7 @@ class Replay:
                 raise IndexError(f"{row.request_id} has pages that there are not")
             if any(not 0 <= token < self._plan.spec.vocab for token in row.tokens):
                 raise IndexError(f"{row.request_id} has tokens that there are not")
-        decode = tuple(_kept(row, kept.get(row.request_id, 0)) for row in plan.decode)
-        plan = msgspec.structs.replace(plan, decode=decode, may_follow=())
+        plan = msgspec.structs.replace(plan, decode=rows_kept(plan.decode, kept), may_follow=())
         if self._real:
             return plan
         decode, prefill = (tuple(_unsampled(row) for row in rows) for rows in (plan.decode, plan.prefill))
@@ -212,16 +211,6 @@ def _gap(one: Tensor, other: Tensor, exact: bool) -> str | None:
     gap = float((one.float() - other.float()).abs().max() / other.float().abs().max().clamp(min=1e-30))
     step = torch.finfo(one.dtype).eps  # the last bit of a value may fall the other way
     return None if not exact and gap < max(TOLERANCE, step) else f"differs by {gap:.2e} of its largest value"
-
-
-def _kept(row: Segment, kept: int) -> Segment:
-    """A decode row without the drafts that were not chosen, as the step that was recorded has left it."""
-    if not 0 < kept < len(row.tokens):
-        return row
-    end, gone = row.start + kept, len(row.tokens) - kept
-    saves = tuple(save for save in row.saves if save.position <= end)
-    tokens, positions = row.tokens[:kept], row.positions[:kept]
-    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=row.sampled - gone, saves=saves)
 
 
 def _unsampled(row: Segment) -> Segment:
