@@ -30,6 +30,7 @@ def replay(
     """
     from dataclasses import replace
 
+    import msgspec
     from rich.progress import Progress
 
     from kakera.cli.model import resolve_model
@@ -52,9 +53,10 @@ def replay(
     if found.scripted:
         raise UsageError(f"{name}: a scripted model computes nothing that could be replayed")
     try:
-        wishes = Wishes(**header.wishes)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(f"{file} was recorded with memory options that this kakera does not know") from None
+        Wishes(**header.wishes)  # type: ignore[arg-type]  # knows all names
+        wishes = msgspec.convert(header.wishes, Wishes)  # and all values
+    except (TypeError, msgspec.ValidationError) as error:
+        raise UsageError(f"{file} has memory options that this kakera does not know ({error})") from None
     wishes = replace(wishes, gpus=gpus) if gpus else wishes
     plan = plan_for(found.path, wishes)
     runner = build_engine(found.path, plan).runner
