@@ -293,6 +293,16 @@ def test_a_disk_that_is_full_ends_the_recording_and_no_request(tiny_model, tmp_p
     assert "the recording ends at step 1: No space left on device" in caplog.text
 
 
+def test_what_can_not_be_recorded_otherwise_ends_the_recording_too(tiny_model, tmp_path, caplog):
+    """Ids beyond the vocabulary, of which there are no stand-ins."""
+    plan = tiny_plan(tiny_model)
+    engine = build_engine(tiny_model, plan)
+    record(engine, plan, Recording(tmp_path / "run", "tiny", False))
+    engine.runner._recorder._hidden._free = [1, 2]
+    assert generate(engine, [ask("a", PREFIX, 5)])["a"].finished.reason == "length"
+    assert "the recording ends at step 1" in caplog.text
+
+
 @pytest.mark.parametrize("content", [b"", b"no recording", msgspec.msgpack.encode([1]), bytes(100)])
 def test_what_is_no_recording_is_refused_in_words(tmp_path, content):
     (tmp_path / "run").write_bytes(content)

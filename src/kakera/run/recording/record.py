@@ -42,8 +42,9 @@ class RecordingRunner:
             if self._recorder.full:
                 log.warning("the recording has its full size and ends at step %d", plan.step)
                 self._recorder = None
-        except OSError as error:
-            log.warning("the recording ends at step %d: %s", plan.step, error.strerror)
+        except Exception as error:  # whatever it is: it is not the request's fault
+            said = error.strerror if isinstance(error, OSError) else repr(error)
+            log.warning("the recording ends at step %d: %s", plan.step, said)
             self._recorder = None
         return result
 
