@@ -175,7 +175,7 @@ def test_whatever_a_key_holds_a_model_is_planned_or_refused_in_words_and_soon(mo
         with contextlib.suppress(KakeraError):
             spec = spec_of(changed, planned=True)
             make_plan(spec, Wishes(), machine, from_config(spec, changed))
-        assert time.perf_counter() - began < 2, (key, value)
+        assert time.perf_counter() - began < 5, (key, value)  # a second alone, on a busy machine more
 
 
 def test_a_missing_key_is_named():
