@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+
 import pytest
 
 from kakera.arch.layout import Dtypes, checkpoint_record, page_record, record_bytes, sink_record, slot_record
@@ -9,8 +12,12 @@ from kakera.arch.registry import ARCHITECTURES, spec_of
 from kakera.arch.shard import can_share, of_rank
 from kakera.arch.spec import EMBEDDING, LM_HEAD, ModelSpec
 from kakera.arch.tensors import Shard, by_blocks, by_rows
-from kakera.errors import CheckpointError
+from kakera.errors import CheckpointError, KakeraError
 from kakera.plan.known import KNOWN
+from kakera.plan.plan import Wishes
+from kakera.plan.planner import make_plan
+from kakera.plan.weights import from_config
+from kakera.target.devices import resolve
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -138,11 +145,37 @@ def test_cards_that_can_not_share_the_heads_are_refused(spec):
         ({"hidden_size": 0}, "hidden_size is 0, which is no size"),
         ({"num_key_value_heads": 5}, "24 query heads can not share 5 KV heads"),
         ({"layer_types": ["linear_attention"]}, "1 entries for 64 layers"),
+        ({"mtp_num_hidden_layers": 10**9}, "mtp_num_hidden_layers is 1000000000; the most that is understood is 4096"),
+        ({"hidden_size": True}, "hidden_size is True"),
+        ({"partial_rotary_factor": 5, "rope_parameters": None}, "channels turn"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, which is no positive number"),
+        ({"linear_num_value_heads": 17}, "17 value heads can not share"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(changes, words):
     with pytest.raises(CheckpointError, match=words):
         spec_of({**KNOWN["qwen3.8-27b"], **changes})
+
+
+HOSTILE = ("x", "", "9" * 50, -1, 0, 0.5, 1e308, float("inf"), float("nan"), 10**9, 10**30, True, [], [1], [None], {})
+
+
+@pytest.mark.parametrize("model", sorted(KNOWN))
+def test_whatever_a_key_holds_a_model_is_planned_or_refused_in_words_and_soon(model):
+    """Sizes that are texts, fractions, infinite, or so large that a layer each would take all memory."""
+    config, machine = KNOWN[model], resolve("h200")
+    keys = {*config, "mtp_num_hidden_layers", "layer_types", "full_attention_interval", "head_dim", "rms_norm_eps"}
+    keys |= {"rope_parameters", "rope_theta", "partial_rotary_factor", "linear_conv_kernel_dim", "text_config"}
+    cases = [(key, value) for key in keys for value in HOSTILE]
+    cases += [("rope_parameters", {"partial_rotary_factor": value}) for value in (5, -1, float("inf"), "x")]
+    for key, value in cases:
+        changed = {name: each for name, each in config.items() if (key, name) != ("num_hidden_layers", "layer_types")}
+        changed[key] = value
+        began = time.perf_counter()
+        with contextlib.suppress(KakeraError):
+            spec = spec_of(changed, planned=True)
+            make_plan(spec, Wishes(), machine, from_config(spec, changed))
+        assert time.perf_counter() - began < 5, (key, value)  # a second alone, on a busy machine more
 
 
 def test_a_missing_key_is_named():

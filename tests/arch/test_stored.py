@@ -63,3 +63,28 @@ def test_a_draft_layers_folder_belongs_to_the_directory(tmp_path: Path) -> None:
     (tmp_path / "mtp").mkdir()
     _write(tmp_path / "mtp" / "model.safetensors", **{"mtp.fc.weight": np.zeros(1, np.float32)})
     assert [tensor.name for tensor in stored_headers(tmp_path)] == ["a", "mtp.fc.weight"]
+
+
+@pytest.mark.parametrize("file", ["/etc/model.safetensors", "../other/model.safetensors", "a/../../model.safetensors"])
+def test_an_index_names_no_files_outside_of_its_directory(tmp_path: Path, file: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(CheckpointError, match="outside of the model's directory"):
+        checkpoint_files(tmp_path)
+
+
+@pytest.mark.parametrize("nested", ["[" * 100_000, '{"a":' * 50_000])
+def test_what_is_nested_deeper_than_a_stack_is_said_to_be(tmp_path: Path, nested: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(nested)
+    with pytest.raises(CheckpointError, match="nested too deeply"):
+        checkpoint_files(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(len(nested).to_bytes(8, "little") + nested.encode())
+    with pytest.raises(CheckpointError, match="nested too deeply"):
+        read_headers(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("item", [{"shape": [-1, -4]}, {"data_offsets": [-16, 0]}, {"data_offsets": [16, 0]}])
+def test_a_header_of_negative_sizes_is_malformed(tmp_path: Path, item: dict) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **item}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(CheckpointError, match="malformed"):
+        read_headers(tmp_path / "model.safetensors")

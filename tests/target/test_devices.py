@@ -179,3 +179,9 @@ def test_container_limit_counts_without_the_page_cache(tmp_path: Path) -> None:
 def test_container_without_a_limit(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert devices._cgroup_limit(tmp_path) == (None, 0)
+
+
+@pytest.mark.parametrize("gpus", ["9" * 400 + "GB", "cpu:" + "9" * 400, "99999999999TB"])
+def test_more_memory_than_any_machine_has_is_refused_in_words(gpus):
+    with pytest.raises(UsageError, match="more than any machine has"):
+        devices.resolve(gpus)

@@ -14,13 +14,13 @@ READS = ("input_layernorm", "post_attention_layernorm")
 
 def declare(config: Config) -> ModelSpec:
     heads = config.size("num_attention_heads")
-    head_dim = config.get("head_dim") or config.size("hidden_size") // heads
+    head_dim = config.size("head_dim", config.size("hidden_size") // heads)
     attention = AttentionSpec(
         heads=heads,
         kv_heads=config.size("num_key_value_heads"),
         head_dim=head_dim,
         rotary_dim=int(head_dim * config.rope("partial_rotary_factor", 1.0)),
-        rope_theta=float(config.rope("rope_theta", 1e6)),
+        rope_theta=config.rope("rope_theta", 1e6),
         gated=False,
         norms="scale",
     )
@@ -30,10 +30,10 @@ def declare(config: Config) -> ModelSpec:
         model_type=config["model_type"],
         vocab=config.size("vocab_size"),
         hidden=config.size("hidden_size"),
-        layers=tuple(Layer(f"model.layers.{i}", sites) for i in range(config.size("num_hidden_layers"))),
+        layers=tuple(Layer(f"model.layers.{i}", sites) for i in range(config.layers("num_hidden_layers"))),
         residual=AddNorm("scale"),
         max_positions=config.size("max_position_embeddings"),
-        rms_eps=config.get("rms_norm_eps", 1e-6),
+        rms_eps=config.number("rms_norm_eps", 1e-6),
         tied=bool(config.get("tie_word_embeddings", False)),
         eos=config.end_tokens(),
     )

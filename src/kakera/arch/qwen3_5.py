@@ -22,7 +22,7 @@ def declare(config: Config) -> ModelSpec:
     full, gdn, mlp = attention_of(config), gdn_of(config), SwiGlu(config.size("intermediate_size"))
     mixers: dict[str, Block] = {"gdn": gdn, "full": full}
     layers = tuple(_layer(f"model.layers.{i}", mixers[kind], mlp) for i, kind in enumerate(mixer_kinds(config)))
-    drafts = tuple(_layer(f"mtp.layers.{i}", full, mlp) for i in range(config.get("mtp_num_hidden_layers", 0)))
+    drafts = tuple(_layer(f"mtp.layers.{i}", full, mlp) for i in range(config.layers("mtp_num_hidden_layers", 0)))
     config.refuse_unknown(("linear_",))
     return ModelSpec(
         model_type=config["model_type"],
@@ -31,7 +31,7 @@ def declare(config: Config) -> ModelSpec:
         layers=layers,
         residual=residual,
         max_positions=config.size("max_position_embeddings"),
-        rms_eps=config.get("rms_norm_eps", 1e-6),
+        rms_eps=config.number("rms_norm_eps", 1e-6),
         tied=bool(config.get("tie_word_embeddings", False)),
         eos=config.end_tokens(),
         draft=_draft(hidden, residual, drafts) if drafts else None,
@@ -40,8 +40,8 @@ def declare(config: Config) -> ModelSpec:
 
 def mixer_kinds(config: Config, names: Mapping[str, str] = MIXERS) -> tuple[str, ...]:
     """`gdn` or `full` of every layer, by its name in a config."""
-    count = config.size("num_hidden_layers")
-    interval = config.get("full_attention_interval", 4)
+    count = config.layers("num_hidden_layers")
+    interval = config.size("full_attention_interval", 4)
     if types := config.get("layer_types"):
         unknown = sorted(set(types) - set(names))
         if unknown or len(types) != count:
@@ -56,13 +56,13 @@ def _layer(name: str, mixer: Block, mlp: Block) -> Layer:
 
 def attention_of(config: Config) -> AttentionSpec:
     heads = config.size("num_attention_heads")
-    head_dim = config.get("head_dim") or config.size("hidden_size") // heads
+    head_dim = config.size("head_dim", config.size("hidden_size") // heads)
     return AttentionSpec(
         heads=heads,
         kv_heads=config.size("num_key_value_heads"),
         head_dim=head_dim,
         rotary_dim=int(head_dim * config.rope("partial_rotary_factor", 0.25)),
-        rope_theta=float(config.rope("rope_theta", 1e7)),
+        rope_theta=config.rope("rope_theta", 1e7),
         gated=True,
         norms="delta",
     )
@@ -74,7 +74,7 @@ def gdn_of(config: Config) -> GdnSpec:
         v_heads=config.size("linear_num_value_heads"),
         k_dim=config.size("linear_key_head_dim"),
         v_dim=config.size("linear_value_head_dim"),
-        conv_taps=config.get("linear_conv_kernel_dim", 4),
+        conv_taps=config.size("linear_conv_kernel_dim", 4),
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
-from kakera.arch.config import Config
+from kakera.arch.config import LARGEST, Config
 from kakera.arch.moe import Moe
 from kakera.arch.ngram import NgramInput, head_rows, multipliers
 from kakera.arch.qwen3_5 import attention_of, gdn_of, mixer_kinds
@@ -123,7 +123,7 @@ def declare(config: Config) -> ModelSpec:
         raise CheckpointError(f"ple_layer_ids: there is no layer {beyond[0] + 1} of {len(kinds)}; they count from 1")
     layers = tuple(_layer(f"model.layers.{i}", mixers[kind], moe, sides.get(i)) for i, kind in enumerate(kinds))
     drafts = tuple(
-        _layer(f"mtp.layers.{i}", mixers["full"], moe) for i in range(config.get("mtp_num_hidden_layers", 0))
+        _layer(f"mtp.layers.{i}", mixers["full"], moe) for i in range(config.layers("mtp_num_hidden_layers", 0))
     )
     if config.get("mtp_use_dedicated_embeddings"):
         raise CheckpointError("mtp_use_dedicated_embeddings: draft layers share the model's embedding in what is known")
@@ -135,7 +135,7 @@ def declare(config: Config) -> ModelSpec:
         layers=layers,
         residual=residual,
         max_positions=config.size("max_position_embeddings"),
-        rms_eps=config.get("rms_norm_eps", 1e-6),
+        rms_eps=config.number("rms_norm_eps", 1e-6),
         tied=bool(config.get("tie_word_embeddings", False)),
         eos=config.end_tokens(),
         draft=_draft(hidden, residual, drafts) if drafts else None,
@@ -193,16 +193,21 @@ def _sides(config: Config, hidden: int, streams: int) -> Iterator[tuple[int, Ngr
     """Layer (counted from 0) and side input. Every table has primes and multipliers of its own."""
     ids = sorted(set(config.get("ple_layer_ids") or ()))
     keys = ("ple_embed_dim", "ple_conv_kernel_size", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base")
+    defaults, most = (hidden, 4, 3, 8, 20_000_000), (LARGEST, 64, 16, 64, LARGEST)
     embed, taps, tokens, heads, base = (
-        config.get(key) or default for key, default in zip(keys, (hidden, 4, 3, 8, 20_000_000), strict=True)
+        config.size(key, default, most=bound) if ids else config.get(key)
+        for key, default, bound in zip(keys, defaults, most, strict=True)
     )
-    divisor, seed = config.get("make_ngram_vocab_size_divisible_by") or 128, config.get("seed")
+    divisor, seed = config.size("make_ngram_vocab_size_divisible_by", 128), config.get("seed")
     config.get("split_ngram_parts")  # how files cut the table: their own shapes say it
-    count, ends = (tokens - 1) * heads, config.get("eos_token_id")
+    ends = config.get("eos_token_id")
     eos = ends[0] if isinstance(ends, list) and ends else ends
-    if ids and (count < 1 or embed % count):
+    if not ids:
+        return
+    count = (tokens - 1) * heads
+    if count < 1 or embed % count:
         raise CheckpointError(f"ple_embed_dim {embed} must divide by {count} n-gram heads")
-    if ids and not isinstance(eos, int):
+    if not isinstance(eos, int):
         raise CheckpointError(f"config.json: eos_token_id is {ends!r}; n-grams begin anew behind an end token")
     for table, layer in enumerate(ids):
         rows = head_rows(base, count, table)

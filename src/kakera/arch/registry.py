@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from kakera.arch import qwen3, qwen3_5, qwen4_exp
 from kakera.arch.blocks import AttentionSpec
 from kakera.arch.config import Config
 from kakera.arch.spec import ModelSpec
+from kakera.arch.stored import parsed
 from kakera.errors import CheckpointError, Unserved
 
 Declare = Callable[[Config], ModelSpec]
@@ -27,7 +27,7 @@ PLANNED: dict[str, Declare] = {  # `ModelSpec.unserved` says why
 
 def refuse_unserved(config: Any) -> None:
     """Raise Unserved for the config of a model that can only be planned, before anything is downloaded or loaded."""
-    if isinstance(config, dict) and config.get("model_type") in PLANNED:
+    if isinstance(config, dict) and config.get("model_type") in list(PLANNED):
         spec_of(config)
 
 
@@ -40,10 +40,10 @@ def load_spec(directory: Path, *, planned: bool = False) -> ModelSpec:
     if not path.is_file():
         raise CheckpointError(f"{directory} has no config.json: it is not a model directory")
     try:
-        config = json.loads(path.read_text())
+        config = parsed(path.read_bytes())
         extra = directory / "generation_config.json"
-        generation = json.loads(extra.read_text()) if extra.is_file() else {}
-    except ValueError as error:  # not JSON, or not UTF-8
+        generation = parsed(extra.read_bytes()) if extra.is_file() else {}
+    except ValueError as error:
         raise CheckpointError(f"{path}: not valid JSON ({error})") from None
     if not isinstance(config, dict) or not isinstance(generation, dict):
         raise CheckpointError(f"{path} and generation_config.json must hold JSON objects")
@@ -73,10 +73,15 @@ def spec_of(
 
 
 def _check(spec: ModelSpec) -> None:
+    if spec.gdn is not None and spec.gdn.v_heads % spec.gdn.k_heads:
+        raise CheckpointError(f"{spec.gdn.v_heads} value heads can not share {spec.gdn.k_heads} key heads evenly")
     for block in spec.distinct:
         if not isinstance(block, AttentionSpec):
             continue
-        if not isinstance(block.head_dim, int) or block.head_dim < 1:
-            raise CheckpointError(f"config.json: head_dim is {block.head_dim!r}, which is no size")
         if block.heads % block.kv_heads:
             raise CheckpointError(f"{block.heads} query heads can not share {block.kv_heads} KV heads evenly")
+        if not 0 < block.rotary_dim <= block.head_dim or block.rotary_dim % 2:
+            raise CheckpointError(
+                f"config.json: {block.rotary_dim} of a head's {block.head_dim} channels turn (partial_rotary_factor); "
+                "that must be an even number of them"
+            )

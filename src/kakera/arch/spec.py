@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, Protocol
 
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
 from kakera.arch.tensors import HEAD, ROWS, Kind, Place, State, Tensor, Values, by_rows, small
+from kakera.errors import CheckpointError
 
 EMBEDDING, LM_HEAD = "model.embed_tokens", "lm_head"
 OF_HEAD = Kind("head", -1)  # head and draft layer have rates of their own and are never given a bit more
@@ -232,10 +233,13 @@ class ModelSpec:
 
     @cached_property
     def attention(self) -> AttentionSpec:
-        """Of all layers that have one: rooms that store keys and values hold layers of one shape."""
+        """Of all layers that have one: rooms that store keys and values hold layers of one shape.
+
+        Raises CheckpointError if none has.
+        """
         found = next((block for block in self.distinct if isinstance(block, AttentionSpec)), None)
         if found is None:
-            raise LookupError(f"{self.model_type} has no full-attention layer")
+            raise CheckpointError(f"config.json: {self.model_type} without a full-attention layer is not served")
         return found
 
     @cached_property

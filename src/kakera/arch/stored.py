@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from kakera.errors import CheckpointError
@@ -45,10 +45,18 @@ class TensorHeader:
         return f"tensor {self.name} in {self.path}"
 
 
+def parsed(data: str | bytes) -> Any:
+    """What a JSON file holds. Raises ValueError if it is not JSON, not UTF-8, or nested deeper than a stack is."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json of a model directory, {} if there is none. `registry.load_spec` says what is wrong with one."""
     path = directory / "config.json"
-    config: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    config: dict[str, Any] = parsed(path.read_bytes()) if path.is_file() else {}
     return config
 
 
@@ -62,7 +70,7 @@ def read_headers(path: Path) -> list[TensorHeader]:
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
             raise CheckpointError(f"{path} is cut off or no safetensors file ({size} bytes); download it again")
         try:
-            header = json.loads(file.read(length))
+            header = parsed(file.read(length))
             header.pop("__metadata__", None)
             found = [_header(path, name, item, 8 + length) for name, item in header.items()]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -77,6 +85,8 @@ def read_headers(path: Path) -> list[TensorHeader]:
 
 def _header(path: Path, name: str, item: dict[str, Any], base: int) -> TensorHeader:
     begin, end = item["data_offsets"]
+    if not 0 <= begin <= end or any(size < 0 for size in item["shape"]):
+        raise ValueError(f"{name}: bytes {begin} to {end} of shape {item['shape']}")
     found = TensorHeader(name, path, item["dtype"], tuple(item["shape"]), base + begin, end - begin)
     width = DTYPE_BYTES.get(found.dtype)
     if width is not None and found.bytes != math.prod(found.shape) * width:
@@ -94,7 +104,9 @@ def checkpoint_files(directory: Path) -> dict[Path, set[str]]:
         raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}: it has no weights")
     found: dict[Path, set[str]] = {}
     try:
-        for name, file in json.loads(index.read_text())["weight_map"].items():
+        for name, file in parsed(index.read_bytes())["weight_map"].items():
+            if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
+                raise ValueError(f"{name} is said to lie in {file}, outside of the model's directory")
             found.setdefault(directory / file, set()).add(name)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{index} can not be read ({error!r})") from None

@@ -12,6 +12,7 @@ from typing import Any
 from kakera.arch.spec import OF_DRAFT, OF_HEAD, ModelSpec
 from kakera.arch.stored import TensorHeader
 from kakera.arch.tensors import Format, Tensor
+from kakera.errors import CheckpointError
 
 ROW_SCALE_BYTES = 2  # int8 rows, and rows of a trellis, carry one fp16 scale each
 HALF_RATES_BELOW, MOST_BITS = 4, Fraction(8)  # a value, of EXL3; the halves of its codebook mul1
@@ -31,14 +32,16 @@ class Quantization:
 
     @staticmethod
     def of(spec: ModelSpec, config: Mapping[str, Any]) -> Quantization:
-        """Raises KeyError if an EXL3 config lacks its `bits`."""
+        """Raises CheckpointError for one that says nothing of the kind; an EXL3 config must have its `bits`."""
         stated = config.get("quantization_config") or {}
+        if not isinstance(stated, dict):
+            raise CheckpointError("config.json: quantization_config is no JSON object")
         method = str(stated.get("quant_method", ""))
         if method != "exl3":
             return Quantization(method)
-        mean, head = (Fraction(str(bits)) for bits in (stated["bits"], stated.get("head_bits", 6)))
+        mean, head = _rate("bits", stated.get("bits")), _rate("head_bits", stated.get("head_bits", 6))
         base = _base(spec, mean, stated.get("codebook") == "mul1")
-        draft = Fraction(str(stated.get("mtp_bits", base or mean)))
+        draft = _rate("mtp_bits", stated.get("mtp_bits", base or mean))
         return Quantization(method, mean, head, draft, base)
 
     def bits(self, tensor: Tensor) -> Fraction:
@@ -161,3 +164,14 @@ def format_of(headers: Iterable[TensorHeader]) -> Format:
     """What a tensor is stored as, by the names of its leaves."""
     leaves = {header.name.rpartition(".")[2] for header in headers}
     return next((form for mark, form in MARKS.items() if mark in leaves), "plain")
+
+
+def _rate(key: str, bits: Any) -> Fraction:
+    """Of an EXL3 config."""
+    try:
+        rate = Fraction(str(bits))
+    except (ValueError, ZeroDivisionError):
+        rate = Fraction(0)
+    if not 0 < rate <= 16:
+        raise CheckpointError(f"config.json: quantization_config says {key} is {str(bits)[:60]!r}, which is no rate")
+    return rate

@@ -10,6 +10,7 @@ import typer
 from kakera.cli.options import JsonOption
 
 if TYPE_CHECKING:
+    from kakera.contract.recording import Input
     from kakera.run.recording.replay import Difference, Report
 
 SHOWN = 20  # differences; --json has them all
@@ -29,6 +30,7 @@ def replay(
     """
     from dataclasses import replace
 
+    import msgspec
     from rich.progress import Progress
 
     from kakera.cli.model import resolve_model
@@ -41,12 +43,20 @@ def replay(
     from kakera.run.step.runner import TorchRunner
 
     header, steps = read_recording(file)
-    recorded = list(steps)
+    inputs: list[Input] = []
+    count = 0
+    for step in steps:
+        inputs += step.inputs
+        count += 1
     name = model or header.model
     found = resolve_model(name)
     if found.scripted:
         raise UsageError(f"{name}: a scripted model computes nothing that could be replayed")
-    wishes = Wishes(**header.wishes)  # type: ignore[arg-type]
+    try:
+        Wishes(**header.wishes)  # type: ignore[arg-type]  # knows all names
+        wishes = msgspec.convert(header.wishes, Wishes)  # and all values
+    except (TypeError, msgspec.ValidationError) as error:
+        raise UsageError(f"{file} has memory options that this kakera does not know ({error})") from None
     wishes = replace(wishes, gpus=gpus) if gpus else wishes
     try:
         plan = plan_for(found.path, wishes)
@@ -54,10 +64,10 @@ def replay(
         raise UsageError(f"{name} does not go with the options of the recording, of {header.model}: {error}") from None
     runner = build_engine(found.path, plan).runner
     assert isinstance(runner, TorchRunner)
-    replay = Replay(runner, plan, header, [given for step in recorded for given in step.inputs], cold)
+    replay = Replay(runner, plan, header, inputs, cold)
     differences: list[Difference] = []
     with Progress(transient=True, disable=as_json) as progress:
-        for step in progress.track(recorded, description="steps"):
+        for step in progress.track(read_recording(file)[1], total=count, description="steps"):
             differences += replay.step(step)
     _show(name, header.prompts, replay.report, differences, as_json)
     if differences:

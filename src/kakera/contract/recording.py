@@ -48,6 +48,7 @@ class Input(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tokens(self) -> array[int]:
+        """Raises ValueError if the bytes are no whole number of integers."""
         return array("i", self.context)
 
 
@@ -87,8 +88,9 @@ class Recorder:
     """Writes a recording. `full` once the file has its size: nothing more is written then."""
 
     def __init__(self, path: Path, header: Header, most_bytes: int = MOST_BYTES) -> None:
-        """Raises OSError. The file is readable by its owner alone; an older one is replaced."""
-        path.unlink(missing_ok=True)
+        """Raises OSError. The file is readable by its owner alone; an older one is replaced, and nothing but a file."""
+        if path.is_file():
+            path.unlink()
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         self._left = most_bytes
         self._seen: set[str] = set()
@@ -143,33 +145,38 @@ def _yielded(row: RowResult, prints: bytes, hide: StandIns | None) -> Yielded:
 
 
 def read_recording(path: Path) -> tuple[Header, Iterator[RecordedStep]]:
-    """The header, and the steps as they are asked for; a step that was cut off ends them. Raises UsageError."""
+    """The header, and the steps as they are read, one in memory at a time; a step that was cut off ends them. Raises
+    UsageError, and so do the steps."""
+    messages = _messages(path)
     try:
-        messages = _messages(path.read_bytes())
         header = msgspec.msgpack.decode(next(messages, b""), type=Header)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except msgspec.DecodeError:
         raise UsageError(f"{path} is no recording of kakera serve --record") from None
     if header.version != VERSION:
         raise UsageError(f"{path} was recorded by kakera {header.kakera}, which writes another form of recordings")
     return header, _steps(path, messages)
 
 
-def _steps(path: Path, messages: Iterable[bytes]) -> Iterator[RecordedStep]:
-    decode = msgspec.msgpack.Decoder(RecordedStep).decode
-    for step, message in enumerate(messages, 1):
+def _steps(path: Path, messages: Iterator[bytes]) -> Iterator[RecordedStep]:
+    decoder = msgspec.msgpack.Decoder(RecordedStep)
+    for number, message in enumerate(messages, 1):
         try:
-            yield decode(message)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise UsageError(f"{path} is damaged at its step {step}: {error}") from None
+            yield decoder.decode(message)
+        except msgspec.DecodeError as error:
+            raise UsageError(f"{path} is damaged: its step number {number} can not be read ({error})") from None
 
 
-def _messages(data: bytes) -> Iterator[bytes]:
-    at = 0
-    while at + LENGTH.size <= len(data):
-        begin = at + LENGTH.size
-        at = begin + LENGTH.unpack_from(data, at)[0]
-        if at > len(data):
-            return
-        yield data[begin:at]
+def _messages(path: Path) -> Iterator[bytes]:
+    try:
+        left = path.stat().st_size
+        with path.open("rb") as file:
+            while left >= LENGTH.size:
+                (length,) = LENGTH.unpack(file.read(LENGTH.size))
+                left -= LENGTH.size + length
+                if left < 0:
+                    return
+                yield file.read(length)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except struct.error:  # it becomes shorter while it is read
+        return

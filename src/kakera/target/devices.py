@@ -19,6 +19,7 @@ _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _UNITS = {"": 1, **_DECIMAL, **_BINARY}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t|ki|mi|gi|ti)?b?")
 HINT = "use auto, cpu, cpu:4GB, sizes such as 12GB,12GB (10^9 bytes) or 12GiB, or names such as rtx5070,rtx5070"
+MOST_BYTES = 2**60  # of a size that is written down
 DESKTOP_BYTES = 256 * 10**6  # a display takes about this much; more is worth a warning
 
 
@@ -52,7 +53,10 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip().lower())
     if not match:
         raise UsageError(f"{text!r} is not a size; write for example 2GB (10^9 bytes), 512MiB or plain bytes")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    size = float(match[1]) * _UNITS[match[2] or ""]
+    if size > MOST_BYTES:
+        raise UsageError(f"{text[:40]!r} is more than any machine has")
+    return int(size)
 
 
 def resolve(gpus: str) -> Machine:

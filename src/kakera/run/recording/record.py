@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -35,12 +36,15 @@ class RecordingRunner:
         before = {name: replace(given, context=array("i", given.context)) for name, given in sampling.items()}
         result = self.runner.execute(plan, sampling)
         try:
-            self._recorder.add(plan, before, result, prints(self.runner, plan.rows))
+            kept = {row.request_id: len(row.tokens) for row in result.rows}
+            rows = rows_kept(plan.decode, kept) + plan.prefill
+            self._recorder.add(plan, before, result, prints(self.runner, rows))
             if self._recorder.full:
                 log.warning("the recording has its full size and ends at step %d", plan.step)
                 self._recorder = None
-        except OSError as error:
-            log.warning("the recording ends at step %d: %s", plan.step, error.strerror)
+        except Exception as error:  # whatever it is: it is not the request's fault
+            said = error.strerror if isinstance(error, OSError) else repr(error)
+            log.warning("the recording ends at step %d: %s", plan.step, said)
             self._recorder = None
         return result
 
@@ -51,6 +55,20 @@ def prints(runner: TorchRunner, rows: Iterable[Segment]) -> list[bytes]:
     if target_of(runner.device).has_cards:
         return []
     return [_hash(runner.states.of(row.slot)) + _hash(complete_pages(runner, row)) for row in rows]
+
+
+def rows_kept(rows: Iterable[Segment], kept: Mapping[str, int]) -> tuple[Segment, ...]:
+    """Decode rows without the drafts that were not chosen. `kept`: by request, how many tokens each has yielded."""
+    return tuple(_cut(row, kept.get(row.request_id, 0)) for row in rows)
+
+
+def _cut(row: Segment, kept: int) -> Segment:
+    if not 0 < kept < len(row.tokens):
+        return row
+    gone = len(row.tokens) - kept
+    saves = tuple(save for save in row.saves if save.position <= row.end - gone)
+    tokens, positions = row.tokens[:kept], row.positions[:kept]
+    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=row.sampled - gone, saves=saves)
 
 
 def complete_pages(runner: TorchRunner, row: Segment) -> tuple[Tensor, ...]:

@@ -25,13 +25,14 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.state import StatePool
 from kakera.plan.plan import Plan
-from kakera.run.recording.record import prints
+from kakera.run.recording.record import prints, rows_kept
 from kakera.run.step.page_tables import PageTables
 from kakera.run.step.runner import TorchRunner
 from kakera.run.store.host import CheckpointShape, HostStore
 from kakera.target.as_torch import activation_of, target_of
 
-TOLERANCE = 2**-9  # of a GPU, and of states that were stored in 16 bits: largest difference over largest value
+# Largest difference over largest value, of a GPU, of states that were stored in 16 bits, and of what was generated
+TOLERANCE = 2**-9
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Replay:
 
     def __init__(self, runner: TorchRunner, plan: Plan, header: Header, inputs: Sequence[Input], cold: bool = True):
         """`inputs`: all of the recording, since a hit comes before the first token. Raises UsageError if the recording
-        is of another vocabulary or needs more pages than there are."""
+        is of another vocabulary, needs more pages than there are, or is damaged."""
         if header.vocab != plan.spec.vocab:
             raise UsageError(
                 f"the recording is of {header.model} with a vocabulary of {header.vocab} tokens, "
@@ -74,13 +75,23 @@ class Replay:
         self._plan = plan
         self._real = header.prompts
         self._cold = cold
-        self._contexts = {given.request_id: given.tokens for given in inputs}
+        try:
+            self._contexts = {given.request_id: given.tokens for given in inputs}
+        except ValueError:
+            raise _damaged("the text of a request is cut off") from None
+        self._exact = plan.state_dtype == "fp32" and not target_of(runner.device).has_cards
+        self._restored: dict[int, RestoreCheckpoint] = {}  # slots whose first row comes in a later step
         self._inputs = {given.request_id: given for given in inputs}
 
     def step(self, recorded: RecordedStep) -> Iterator[Difference]:
-        """One step, and what differs in it."""
-        # a step that ran ahead would go on with this run's tokens, not with those of the recording
-        plan = msgspec.structs.replace(recorded.plan, may_follow=())
+        """One step, and what differs in it. Raises UsageError for a step that no scheduler has planned."""
+        try:
+            yield from self._step(recorded)
+        except (LookupError, ValueError, TypeError, OverflowError, AssertionError, RuntimeError) as error:
+            raise _damaged(f"step {recorded.plan.step} can not be carried out ({error!r})") from error
+
+    def _step(self, recorded: RecordedStep) -> Iterator[Difference]:
+        plan = self._as_it_went(recorded)
         before = msgspec.structs.replace(plan, decode=(), prefill=(), after=())
         self._runner.execute(before)
         if self._cold:
@@ -94,6 +105,23 @@ class Replay:
             if row.request_id in self._contexts:
                 self._contexts[row.request_id].extend(row.tokens)
 
+    def _as_it_went(self, recorded: RecordedStep) -> StepPlan:
+        """The plan, with rows as far as they came: what is drafted is kept or not by what was chosen then. A step that
+        ran ahead would go on with this run's tokens; stand-ins choose nothing."""
+        plan, kept = recorded.plan, {row.request_id: len(row.tokens) for row in recorded.yielded}
+        for row in plan.rows:
+            if not (0 <= row.slot < self._plan.slots and row.tokens and row.start >= 0):
+                raise IndexError(f"{row.request_id} lies in slot {row.slot}, at {row.start}")
+            if any(not 0 <= page < self._plan.pages for page in row.new_pages):
+                raise IndexError(f"{row.request_id} has pages that there are not")
+            if any(not 0 <= token < self._plan.spec.vocab for token in row.tokens):
+                raise IndexError(f"{row.request_id} has tokens that there are not")
+        plan = msgspec.structs.replace(plan, decode=rows_kept(plan.decode, kept), may_follow=())
+        if self._real:
+            return plan
+        decode, prefill = (tuple(_unsampled(row) for row in rows) for rows in (plan.decode, plan.prefill))
+        return msgspec.structs.replace(plan, decode=decode, prefill=prefill)
+
     def _sampling(self, plan: StepPlan) -> Mapping[str, SamplingInput]:
         wanted = [row.request_id for row in plan.rows if row.sampled or row.scored]
         return {
@@ -105,7 +133,7 @@ class Replay:
     def _compare(self, plan: StepPlan, result: StepResult, then: Mapping[str, Yielded]) -> Iterator[Difference]:
         hashes = dict(zip((row.request_id for row in plan.rows), prints(self._runner, plan.rows), strict=False))
         for row in result.rows:
-            old = then[row.request_id]
+            old = then.get(row.request_id) or Yielded(row.request_id, (), "nothing")
             self.report.tokens += len(old.tokens)
             if (row.tokens, row.error) != (old.tokens, old.error):
                 detail = f"{row.tokens} {row.error} where the recording has {old.tokens} {old.error}"
@@ -118,22 +146,34 @@ class Replay:
                 yield Difference(plan.step, row.request_id, "pages", "other contents of the pages it completed")
 
     def _check_hits(self, plan: StepPlan) -> Iterator[Difference]:
-        rows = {row.slot: row for row in plan.rows}
         for action in plan.before:
-            row = rows.get(action.slot) if isinstance(action, RestoreCheckpoint) else None
-            if row is None or not isinstance(action, RestoreCheckpoint):
+            if isinstance(action, ResetSlot):
+                self._restored.pop(action.slot, None)
+            elif isinstance(action, RestoreCheckpoint):
+                self._restored[action.slot] = action
+        for row in plan.rows:
+            if row.slot not in self._restored:
                 continue
+            restored = self._restored.pop(row.slot)
             context = self._contexts.get(row.request_id, array("i"))
-            if len(context) < action.position:
+            if len(context) < restored.position:
                 self.report.hits_unknown += 1
                 continue
             self.report.hits += 1
-            found = _held(self._runner, row.slot, action.position, row.new_pages[: action.position // PAGE])
-            cold = cold_prefix(self._runner, self._plan, context[: action.position])
-            exact = not target_of(self._runner.device).has_cards and self._plan.state_dtype == "fp32"
+            found = _held(self._runner, row.slot, restored.position, row.new_pages[: restored.position // PAGE])
+            cold = cold_prefix(self._runner, self._plan, context[: restored.position])
+            exact = self._exact and not self._generated(context, restored.position)
             for name, one in found.items():
                 if (detail := _gap(one, cold[name], exact)) is not None:
-                    yield Difference(plan.step, row.request_id, f"hit of {action.position} tokens: {name}", detail)
+                    yield Difference(plan.step, row.request_id, f"hit of {restored.position} tokens: {name}", detail)
+
+    def _generated(self, context: array[int], position: int) -> bool:
+        """Whether a request has generated a part of this prefix: what decode rows write differs by rounding."""
+        for name, given in self._inputs.items():
+            told, prompt = self._contexts[name], given.prompt_tokens
+            if prompt < min(position, len(told)) and told[: prompt + 1] == context[: prompt + 1]:
+                return True
+        return False
 
 
 def cold_prefix(like: TorchRunner, plan: Plan, tokens: Sequence[int]) -> dict[str, Tensor]:
@@ -174,4 +214,13 @@ def _gap(one: Tensor, other: Tensor, exact: bool) -> str | None:
         share = float((one != other).float().mean())
         return None if not exact and share < TOLERANCE else f"{share:.2%} of its bytes differ"
     gap = float((one.float() - other.float()).abs().max() / other.float().abs().max().clamp(min=1e-30))
-    return None if not exact and gap < TOLERANCE else f"differs by {gap:.2e} of its largest value"
+    step = torch.finfo(one.dtype).eps  # the last bit of a value may fall the other way
+    return None if not exact and gap < max(TOLERANCE, step) else f"differs by {gap:.2e} of its largest value"
+
+
+def _unsampled(row: Segment) -> Segment:
+    return msgspec.structs.replace(row, sampled=0, scored=0)
+
+
+def _damaged(what: str) -> UsageError:
+    return UsageError(f"the recording is damaged, or of another model: {what}")
