@@ -21,14 +21,14 @@ def run(file: Path) -> None:
     "wishes", [{"context": "x"}, {"gpus": None}, {"gpus": 5}, {"kv": 7}, {"nonsense": 1}, {"context": -1}]
 )
 def test_memory_options_of_another_kind_are_refused(tiny_model: Path, tmp_path: Path, wishes: dict) -> None:
-    Recorder(tmp_path / "run", Header(1, "0", str(tiny_model), {"gpus": "cpu", **wishes}, 300, 8, True))
+    Recorder(tmp_path / "run", Header(1, "0", str(tiny_model), {"gpus": "cpu", **wishes}, 320, 8, True))
     with pytest.raises(UsageError):
         run(tmp_path / "run")
 
 
 def test_a_recording_of_no_steps_is_all_equal(tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     wishes = asdict(Wishes(gpus="cpu", context=2048, state_dtype="fp32"))
-    Recorder(tmp_path / "run", Header(1, "0", str(tiny_model), wishes, 300, 8, True))
+    Recorder(tmp_path / "run", Header(1, "0", str(tiny_model), wishes, 320, 8, True))
     run(tmp_path / "run")
     assert '"differences": []' in capsys.readouterr().out
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from run_world import ask, tiny_plan, tokens_of
 
-from kakera.contract.recording import LENGTH, Header, Recorder, read_recording
+from kakera.contract.recording import LENGTH, Header, Recorder, check_place, ends_whole, read_recording
 from kakera.contract.step import (
     DemotePages,
     Drop,
@@ -316,7 +316,7 @@ def test_a_step_that_is_damaged_is_named(tiny_model, tmp_path):
     header = 4 + int.from_bytes(data[:4], "little")
     data[header + 4] = 0xC1  # a byte that msgpack never writes
     (tmp_path / "run").write_bytes(data)
-    with pytest.raises(UsageError, match="damaged at its step 1"):
+    with pytest.raises(UsageError, match="step number 1 can not be read"):
         list(read_recording(tmp_path / "run")[1])
 
 
@@ -327,3 +327,17 @@ def test_a_recording_of_another_vocabulary_is_refused_before_its_first_step(tiny
     runner = build_engine(tiny_model, plan).runner
     with pytest.raises(UsageError, match="is another one"):
         Replay(runner, plan, header, [])
+
+
+def test_a_recording_takes_no_other_files_place_and_says_so_before_anything_is_loaded(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(UsageError, match="is no recording: it is not replaced"):
+        check_place(tmp_path / "notes")
+    with pytest.raises(UsageError, match="no file can be made"):
+        check_place(tmp_path / "missing" / "run")
+    check_place(tmp_path / "new")
+    Recorder(tmp_path / "old", Header(1, "0", "tiny", {}, 256, 8, prompts=True))
+    check_place(tmp_path / "old")
+    assert ends_whole(tmp_path / "old")
+    (tmp_path / "old").write_bytes((tmp_path / "old").read_bytes() + bytes([9, 0, 0, 0, 1]))
+    assert not ends_whole(tmp_path / "old")

@@ -50,11 +50,13 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
     """The same engine, which records its steps. Raises UsageError for a script, which computes none."""
     from dataclasses import replace
 
+    from kakera.contract.recording import check_place
     from kakera.errors import UsageError
     from kakera.run.process.recipe import EngineRecipe, Recording
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--record: a scripted model computes nothing that could be replayed")
+    check_place(file)
     return replace(recipe, recording=Recording(file.resolve(), name, prompts))
 
 

@@ -34,7 +34,7 @@ def replay(
     from rich.progress import Progress
 
     from kakera.cli.model import resolve_model
-    from kakera.contract.recording import read_recording
+    from kakera.contract.recording import ends_whole, read_recording
     from kakera.errors import UsageError
     from kakera.plan.plan import Wishes
     from kakera.plan.planner import plan_for
@@ -69,12 +69,14 @@ def replay(
     with Progress(transient=True, disable=as_json) as progress:
         for step in progress.track(read_recording(file)[1], total=count, description="steps"):
             differences += replay.step(step)
-    _show(name, header.prompts, replay.report, differences, as_json)
+    _show(name, header.prompts, cold, replay.report, differences, as_json)
+    if not ends_whole(file):
+        typer.echo("the recording ends within a step (its server was killed): what came then is not in it", err=True)
     if differences:
         raise typer.Exit(1)
 
 
-def _show(name: str, prompts: bool, report: Report, differences: list[Difference], as_json: bool) -> None:
+def _show(name: str, prompts: bool, cold: bool, report: Report, differences: list[Difference], as_json: bool) -> None:
     from dataclasses import asdict
 
     result: dict[str, Any] = {"model": name, "prompts": prompts, **asdict(report)}
@@ -85,7 +87,7 @@ def _show(name: str, prompts: bool, report: Report, differences: list[Difference
         return
     compared = f"{report.tokens} tokens compared" if prompts else "no tokens compared (recorded without prompts)"
     unknown = f", {report.hits_unknown} could not be (their prompt is not in the recording)" * bool(report.hits_unknown)
-    held = f"{report.hits} hits held against a cold computation{unknown}"
+    held = f"{report.hits} hits held against a cold computation{unknown}" if cold else "hits were not checked"
     typer.echo(f"{name}: {report.steps} steps, {report.rows} rows, {compared}; {held}.")
     for each in differences[:SHOWN]:
         typer.echo(f"step {each.step}, {each.request_id}: {each.what}: {each.detail}")

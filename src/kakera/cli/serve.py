@@ -94,6 +94,7 @@ def serve(
     recipe = recipe_for(found, wishes, say)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
+        say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:

@@ -144,6 +144,24 @@ def _yielded(row: RowResult, prints: bytes, hide: StandIns | None) -> Yielded:
     return Yielded(row.request_id, hide(row.tokens) if hide else row.tokens, row.error, prints)
 
 
+def check_place(path: Path) -> None:
+    """Whether a recording can be begun here, before minutes of loading: a new file, or one in an older recording's
+    place. Raises UsageError."""
+    if path.exists() and path.stat().st_size:
+        try:
+            read_recording(path)
+        except UsageError:
+            raise UsageError(f"--record {path} is there and is no recording: it is not replaced") from None
+    elif path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--record {path}: no file can be made there")
+
+
+def ends_whole(path: Path) -> bool:
+    """Whether the last step is there to its end; a server that was killed may have left half of one."""
+    size = sum(LENGTH.size + len(message) for message in _messages(path))
+    return size == path.stat().st_size
+
+
 def read_recording(path: Path) -> tuple[Header, Iterator[RecordedStep]]:
     """The header, and the steps as they are read, one in memory at a time; a step that was cut off ends them. Raises
     UsageError, and so do the steps."""
