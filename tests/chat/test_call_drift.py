@@ -379,6 +379,7 @@ def test_any_values_survive_any_cut(turns, data):
     assert [e if isinstance(e, str) else [e[0], json.loads(e[1])] for e in found] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "start",
     [

@@ -94,6 +94,7 @@ def call(name: str, **arguments: str) -> str:
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("kind", [{"type": "string"}, {"type": "integer"}, {"enum": ["7"]}])
 def test_a_call_may_have_parameters_up_to_the_limit(strict, kind):

@@ -194,6 +194,7 @@ def test_wrong_wish_is_refused_at_start(
         make_plan(spec_27b, wishes(**wrong), cards(12, 12), weights_27b)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.sampled_from([8, 10, 12, 16, 24]), min_size=1, max_size=2),

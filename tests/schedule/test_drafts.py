@@ -20,6 +20,7 @@ DRAFTERS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -58,6 +59,7 @@ def kind_of(node) -> str | None:
     return node.checkpoint.kind if node.checkpoint is not None else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", [100, 3])
 @pytest.mark.parametrize("drafter", ["oracle", "two", "random", "adversary"])
 def test_pages_checkpoints_and_hits_are_the_same_with_and_without(drafter, host):

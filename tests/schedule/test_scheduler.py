@@ -168,6 +168,7 @@ def test_short_prompts_share_a_step():
     driver.run()
 
 
+@pytest.mark.slow
 def test_streams_stay_fluent_beside_a_long_prefill():
     """A device that takes 20 ms a step and 1 ms a prompt token: full chunks would be 4 s, the target is 0.25 s."""
     driver = Driver(

@@ -224,6 +224,7 @@ def test_tool_calls_streamed(caller, text, body):
     assert (content, reasoning) == (("Look.", "") if body else ("", "Let me see."))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["x", "letters"])
 @pytest.mark.parametrize(
     ("stop", "calls", "finish"),

@@ -75,6 +75,7 @@ def test_a_real_text_is_cut_and_has_the_ids_of_the_whole():
     assert QWEN.encode(text) == QWEN._ids(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["the quick, brown fox\n", "x = y+1;", "話せますか、", "0x9f3a", "1.5,2.75\n", "<a>&b;"]
 )
@@ -90,6 +91,7 @@ class Enough(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["one two ", "ab", "a", " ", "\n", "-=", "7", "話せ", "e\u0301", "<|im_end|>", "'s"])
 def test_what_is_too_long_ends_after_few_slices_and_is_not_remembered(monkeypatch, text):
     tokenizer = Tokenizer(DOCUMENT)
