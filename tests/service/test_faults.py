@@ -117,7 +117,8 @@ def test_a_thousand_clients_at_once_are_answered_and_leave_nothing_behind(place:
         process = psutil.Process(server.process.pid)
         before = process.num_fds()
         statuses, slowest, most = asyncio.run(crowd(server, process))
-        assert set(statuses) <= {200, 429} and len(statuses) == CROWD and statuses.count(200) >= 256
+        assert set(statuses) <= {200, 429} and len(statuses) == CROWD
+        assert statuses.count(200) >= 192  # what one client may have waiting, whatever the rows are at
         assert slowest < 5 and most > CROWD + 500, (slowest, most)
         end = time.monotonic() + 15
         while process.num_fds() > before + 4:
