@@ -19,6 +19,7 @@ from kakera.weights.checkpoint import Checkpoint
 from tiny_model import byte_tokenizer
 
 PREFIX = "model.language_model."
+MUL1 = torch.tensor(codebook.MUL1_MULTIPLIER).to(torch.int32)
 NO_BIAS = f"{PREFIX}layers.1.self_attn.k_proj"  # the one Escha linear that gets none
 CONFIG = hybrid_config(
     2,
@@ -54,6 +55,25 @@ def write_coded(source: Path, out: Path, format: Format) -> Tensors:
     return tensors
 
 
+def mixed(tensors: Tensors) -> Tensors:
+    """An EXL3 model in which rates and codebooks change within the linears of one input, as no one recipe writes it."""
+    found, generator = dict(tensors), torch.Generator().manual_seed(6)
+    for name, bits in {
+        "0.linear_attn.in_proj_z": 1.5,
+        "0.mlp.gate_proj": 2.5,
+        "0.mlp.up_proj": 2,
+        "1.self_attn.q_proj": 3.5,
+        "1.self_attn.o_proj": 0,  # 3inst, at the rate it has
+    }.items():
+        module = f"{PREFIX}layers.{name}"
+        del found[f"{module}.mcg"]
+        if bits:
+            rows, columns, _ = found[f"{module}.trellis"].shape
+            code = torch.randint(-(1 << 15), 1 << 15, (rows, columns, int(16 * bits)), generator=generator)
+            found |= {f"{module}.trellis": code.to(torch.int16), f"{module}.mul1": MUL1.clone()}
+    return found
+
+
 def write_by_leaf(directory: Path, tensors: Tensors, companions: Path | None = None) -> Path:
     """Two shards and an index, the tensors sorted by leaf name: so the leaves of every linear are spread over both."""
     if companions:
@@ -79,7 +99,9 @@ def write_twin(source: Path, out: Path, tensors: Tensors, bias: bool) -> Path:
             scale_O = tensors[f"{module}.weight_scale"].float()
             found[f"{module}.weight"] = (tensor.float() * scale_O[:, None]).half().float()
         elif leaf in ("escha_code", "trellis"):
-            found[f"{module}.weight"] = _w_eff(tensor, *_scales(module, tensors)).float().contiguous()
+            book: codebook.Name = "3inst" if leaf == "trellis" else "mcg"
+            book = next((flag for flag in ("mcg", "mul1") if f"{module}.{flag}" in tensors), book)
+            found[f"{module}.weight"] = _w_eff(tensor, book, *_scales(module, tensors)).float().contiguous()
         elif leaf == "bias" and bias:
             found[name] = tensor.float()
         elif leaf in ("weight", "A_log", "dt_bias"):
@@ -109,11 +131,11 @@ def _scales(module: str, tensors: Tensors) -> tuple[Tensor, Tensor]:
     return parts["rin"] * parts["s_in"], parts["rout"] * parts["s_out"]
 
 
-def _w_eff(code: Tensor, left_I: Tensor, right_O: Tensor) -> Tensor:
+def _w_eff(code: Tensor, book: codebook.Name, left_I: Tensor, right_O: Tensor) -> Tensor:
     """diag(right) Hb Wq Hb diag(left) / 128, [O, I], with the Hadamard matrices written out."""
     h = torch.ones(1, 1, dtype=torch.float64)
     for _ in range(7):
         h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
     hb_II, hb_OO = (torch.block_diag(*[h] * (len(scale) // 128)) for scale in (left_I, right_O))
-    wq_OI = trellis.decode(code, codebook.table("mcg", torch.float64))
+    wq_OI = trellis.decode(code, codebook.table(book, torch.float64))
     return right_O[:, None] * (hb_OO @ wq_OI @ hb_II) * left_I / 128

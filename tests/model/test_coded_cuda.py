@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from formats_world import write_coded, write_source
+from formats_world import mixed, write_coded, write_source
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import kakera
@@ -32,7 +34,9 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     source = write_source(made / "source")
     for name in ("escha", "exl3"):
         write_coded(source, made / name, name)
-    return {"escha": made / "escha", "exl3": made / "exl3", "mini": MINI}
+    shutil.copytree(made / "exl3", made / "mixed")
+    save_file(mixed(load_file(made / "exl3" / "model.safetensors")), made / "mixed" / "model.safetensors")
+    return {"mini": MINI} | {name: made / name for name in ("escha", "exl3", "mixed")}
 
 
 def logits(directory: Path, **options: bool) -> tuple[HybridModel, Tensor]:
@@ -51,7 +55,7 @@ def logits(directory: Path, **options: bool) -> tuple[HybridModel, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("escha", {}), ("escha", {"escha_bias": True}), ("exl3", {}), ("mini", {})]
+    ("name", "options"), [("escha", {}), ("escha", {"escha_bias": True}), ("exl3", {}), ("mixed", {}), ("mini", {})]
 )
 def test_logits_of_coded_and_decoded_weights_agree(directories, name, options, monkeypatch):
     model, coded = logits(directories[name], **options)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from formats_world import NO_BIAS, PREFIX, Tensors, write_by_leaf, write_coded, write_source, write_twin
+from formats_world import NO_BIAS, PREFIX, Tensors, mixed, write_by_leaf, write_coded, write_source, write_twin
 from model_world import Harness
 from safetensors.torch import save_file
 from torch import Tensor
@@ -25,7 +25,9 @@ from kakera.cli import app
 from kakera.errors import CheckpointError
 from kakera.model.linear import Linear, fused
 from kakera.model.qwen3_5 import HybridModel
+from kakera.model.reader import LinearReader
 from kakera.model.weights import AttentionWeights, GdnWeights
+from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.weights.checkpoint import Checkpoint
 
 UP = f"{PREFIX}layers.0.mlp.up_proj"
@@ -69,12 +71,35 @@ def test_escha_gives_the_logits_of_its_decoded_weights(tmp_path, source, escha, 
 
 
 def test_exl3_gives_the_logits_of_its_decoded_weights(tmp_path, source, tokens):
-    tensors = write_coded(source, tmp_path / "exl3", "exl3")
+    tensors = mixed(write_coded(source, tmp_path / "exl3", "exl3"))
     tensors[f"{UP}.bias"] = torch.linspace(-1, 1, 256).half()
     save_file(tensors, tmp_path / "exl3" / "model.safetensors")
-    assert {e.kind for e in Checkpoint.open(tmp_path / "exl3").entries()} == {"exl3", "int8", "plain"}
+    found = Checkpoint.open(tmp_path / "exl3")
+    assert {e.kind for e in found.entries()} == {"exl3", "int8", "plain"}
+    assert {round(2 * e.bits_per_weight) / 2 for e in found.entries() if e.shape == (256, 128)} >= {2.5, 3.5}
     twin = write_twin(source, tmp_path / "twin", tensors, bias=True)
     close(logits(tmp_path / "exl3", tokens), logits(twin, tokens))
+
+
+def test_linears_of_one_input_stay_coded_each_with_its_own_codebook(tmp_path, source, monkeypatch):
+    """What a GPU would launch, with the reference in the kernels' place."""
+    save_file(mixed(write_coded(source, tmp_path / "exl3", "exl3")), tmp_path / "exl3" / "model.safetensors")
+    found, nothing = Checkpoint.open(tmp_path / "exl3"), torch.empty(0)
+    scratch = TrellisScratch(nothing, nothing, nothing, nothing)
+    reader = LinearReader(found, found.spec.tensors(), torch.float16, torch.device("cpu"), True, scratch)
+    names = [f"model.layers.0.{name}" for name in ("mlp.gate_proj", "mlp.up_proj", "linear_attn.in_proj_qkv")]
+    made = reader.projection(names, ["model.layers.0.linear_attn.in_proj_b"])
+    launches = [[(part.codebook, part.bits) for part in linear.parts] for linear in made.coded]
+    assert launches == [[("mul1", 2.5), ("mul1", 2)], [("mcg", 3)]]
+
+    def into(self, x_TI, y_PTO, scratch):
+        for part, y_TO in zip(self.parts, y_PTO, strict=True):
+            y_TO.copy_(part.forward(x_TI))
+
+    monkeypatch.setattr(TrellisLinear, "into", into)
+    x_TI = torch.randn(5, 128).half()
+    expected = [reader.linear(name)(x_TI) for name in (*names, "model.layers.0.linear_attn.in_proj_b")]
+    torch.testing.assert_close(made(x_TI), torch.cat(expected, 1), rtol=0, atol=1e-2)
 
 
 def test_the_switch_adds_every_bias_to_its_own_channels(escha):

@@ -121,17 +121,60 @@ def test_a_whole_linear(bits):
     assert error < 1e-6
 
 
-@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("bits", [*range(1, 9), 1.5, 2.5, 3.5])
 def test_packing_and_unpacking_are_inverse(bits):
-    code = torch.randint(-(1 << 15), 1 << 15, (3, 2, 16 * bits), generator=torch.Generator().manual_seed(bits))
-    code = code.to(torch.int16)
+    code = random_code(3, 2, bits)
     states = trellis.unpack(code)
     assert torch.equal(trellis.pack(states, bits), code)
-    shifted = ((states.roll(1, -1) << bits) & 0xFFFF) | (states & ((1 << bits) - 1))
+    new = torch.tensor([int(bits), int(bits + 0.5)]).repeat(128)  # of a weight; an odd one takes the bit more
+    shifted = ((states.roll(1, -1) << new) & 0xFFFF) | (states & ((1 << new) - 1))
     assert torch.equal(shifted, states), "every state must continue the one before it, cyclically"
     by_tile = trellis.untile(MCG[states.long()].float())
     assert torch.equal(trellis.decode(code, MCG.float()), by_tile.T)
     assert torch.equal(trellis.tiles_of(by_tile), MCG[states.long()].float())
+
+
+def random_code(rows: int, columns: int, bits: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(round(2 * bits))
+    return torch.randint(-(1 << 15), 1 << 15, (rows, columns, round(16 * bits)), generator=generator).to(torch.int16)
+
+
+def decoded_by_hand(code: torch.Tensor, bits: float) -> torch.Tensor:
+    """Wq [I, O] of mul1, read bit by bit out of the stored bytes: a string of bits for a tile, and a place in it."""
+    scale, offset = (np.uint16(n).view(np.float16).astype(np.float64) for n in (0x1EEE, 0xC931))
+    weight = np.zeros((16 * code.shape[0], 16 * code.shape[1]))
+    for row, column in np.ndindex(*code.shape[:2]):
+        words = np.frombuffer(code[row, column].numpy().tobytes(), "<u4")
+        ring = "".join(f"{word:032b}" for word in words)
+        end = 0
+        for i in range(256):
+            end += int(bits) + (i % 2 if bits % 1 else 0)
+            state = int((ring + ring)[len(ring) + end - 16 : len(ring) + end], 2)
+            total = 1024 + sum((state * 0x83DCD12D % 2**32).to_bytes(4, "little"))
+            lane, j = divmod(i, 8)
+            place = (2 * (lane % 4) + (0, 1, 8, 9)[j % 4], lane // 4 + 8 * (j // 4))
+            weight[16 * row + place[0], 16 * column + place[1]] = np.float16(total * scale + offset)
+        assert end == len(ring)
+    return torch.from_numpy(weight)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 8, 1.5, 2.5, 3.5])
+def test_half_rates_and_whole_ones_decode_as_the_format_says(bits):
+    code = random_code(2, 3, bits)
+    assert torch.equal(trellis.decode(code, codebook.table("mul1", torch.float64)), decoded_by_hand(code, bits).T)
+
+
+def test_one_tile_of_two_and_a_half_bits():
+    words = [(n * 0x9E3779B1 + 0x7F4A7C15) & 0xFFFFFFFF for n in range(20)]
+    states = trellis.unpack(code_of_words(words, 1, 1, 40))[0, 0]
+    assert states[:8].tolist() == [0x10E1, 0x870F, 0x1C3F, 0xE1FD, 0x87F4, 0x3FA5, 0xFE94, 0xF4A7]
+
+
+def test_a_coded_linear_knows_its_rate():
+    linear = CodedLinear(random_code(8, 8, 2.5), torch.ones(128), torch.ones(128), "mul1")
+    assert (linear.bits, linear.half_bits) == (2.5, 5)
+    x = torch.linspace(-1, 1, 128)[None]
+    torch.testing.assert_close(linear.forward(x).float(), x @ linear.weight().T, rtol=0, atol=2e-2)
 
 
 def test_tile_order_starts_as_the_tensor_core_fragment():

@@ -15,13 +15,16 @@ from kakera.ops.cuda import compiler
 pytestmark = pytest.mark.compile
 ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_120")  # A100, RTX 30, 40, H100/H200, RTX 50
 SHARED_BYTES = 48 * 1024  # of a block, unless a kernel asks for more
-TWO_THREE = "EACH_BITS=X(2) X(3)"
+TWO_THREE = "EACH_RATE=X(4) X(6)"  # in half bits
 KERNELS = [  # name, defines, bytes a thread may spill
     ("rotate", ("BF16",), 0),
     *(("trellis_few", (f"GROUPS={groups}", "CODEBOOK=MCG", TWO_THREE), 0) for groups in (1, 2, 4)),
-    ("trellis_few", ("GROUPS=1", "CODEBOOK=MUL1", "EACH_BITS=X(4)", "BF16"), 4),
-    ("trellis_weight", ("CODEBOOK=MCG", "BITS=2"), 32),  # outside its loops; a fourth block on an SM is worth more
-    ("trellis_weight", ("CODEBOOK=INST3", "BITS=8"), 32),
+    ("trellis_few", ("GROUPS=1", "CODEBOOK=MUL1", "EACH_RATE=X(8)", "BF16"), 4),
+    ("trellis_few", ("GROUPS=1", "CODEBOOK=MUL1", "EACH_RATE=X(4) X(5)"), 0),
+    ("trellis_few", ("GROUPS=2", "CODEBOOK=MUL1", "EACH_RATE=X(4) X(5)"), 64),  # whole 4 bits of mul1 spill 108
+    ("trellis_weight", ("CODEBOOK=MCG", "RATE=4"), 32),  # outside its loops; a fourth block on an SM is worth more
+    ("trellis_weight", ("CODEBOOK=INST3", "RATE=16"), 32),
+    ("trellis_weight", ("CODEBOOK=MUL1", "RATE=7"), 32),
     ("int8_few", ("GROUPS=1",), 0),
     ("int8_few", ("GROUPS=4", "BF16"), 0),
     ("attention_decode", ("DIM=256", "GROUPS=1", "CODES=1", "WARPS=8"), 0),

@@ -17,9 +17,9 @@ BOUND = {torch.float16: 1e-3, torch.bfloat16: 4e-3}  # bf16 keeps 8 bits: roundi
 ROWS = (*range(1, 34), 64, 100, 4096)
 
 
-def coded(inputs: int, outputs: int, bits: int, codebook: str = "mcg", seed: int = 0) -> CodedLinear:
+def coded(inputs: int, outputs: int, bits: float, codebook: str = "mcg", seed: int = 0) -> CodedLinear:
     made = torch.Generator("cuda").manual_seed(seed)
-    shape = (inputs // 16, outputs // 16, 16 * bits)
+    shape = (inputs // 16, outputs // 16, round(16 * bits))
     code = torch.randint(-(1 << 15), 1 << 15, shape, dtype=torch.int16, device="cuda", generator=made)
     sign = torch.randint(0, 2, (inputs + outputs,), device="cuda", generator=made) * 2.0 - 1
     scale = sign * (0.5 + torch.rand(inputs + outputs, device="cuda", generator=made))
@@ -60,6 +60,14 @@ def test_every_rate_and_codebook(bits, codebook):
     linear = TrellisLinear((coded(384, 640, bits, codebook),))
     for rows, path in ((1, "few"), (13, "few"), (30, "few"), (100, "many")):
         check(linear, rows, path=path)
+
+
+def test_rates_with_a_half_beside_whole_ones():
+    bits = {1280: 1.5, 384: 2, 640: 2.5, 128: 3.5}
+    linear = TrellisLinear(tuple(coded(1408, o, b, "mul1", seed=o) for o, b in bits.items()))
+    for rows in (1, 13, 30, 100):
+        check(linear, rows)
+        check(TrellisLinear(linear.parts[2:3]), rows, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

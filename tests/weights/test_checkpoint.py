@@ -44,9 +44,12 @@ def write_index(directory: Path, weight_map: dict[str, str]) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def random_code(out_channels: int, in_channels: int, bits: int) -> torch.Tensor:
-    shape = (in_channels // 16, out_channels // 16, 16 * bits)
-    return torch.randint(-(1 << 15), 1 << 15, shape, generator=torch.Generator().manual_seed(bits)).to(torch.int16)
+def random_code(out_channels: int, in_channels: int, bits: float) -> torch.Tensor:
+    shape, generator = (
+        (in_channels // 16, out_channels // 16, round(16 * bits)),
+        torch.Generator().manual_seed(int(bits)),
+    )
+    return torch.randint(-(1 << 15), 1 << 15, shape, generator=generator).to(torch.int16)
 
 
 def escha(bits: int = 2, name: str = UP) -> dict[str, torch.Tensor]:
@@ -109,20 +112,73 @@ def test_escha_folds_its_scales_in_fp32_and_keeps_its_bias_switched_off(tmp_path
     assert torch.equal(Checkpoint.open(directory, escha_bias=True).bias(UP, 256), torch.ones(256))
 
 
-@pytest.mark.parametrize("flag", ["mcg", "mul1", None])
-def test_exl3_takes_its_codebook_from_the_flag(tmp_path, flag):
-    tensors = {
-        f"{UP}.trellis": random_code(256, 128, 5),
+MULTIPLIERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
+
+
+def exl3(bits: float, **flags: int) -> dict[str, torch.Tensor]:
+    """The leaves of a linear, and scalars as int32, which is how files keep them."""
+    return {
+        f"{UP}.trellis": random_code(256, 128, bits),
         f"{UP}.suh": torch.rand(128).half(),
         f"{UP}.svh": torch.rand(256).half(),
         f"{UP}.bias": torch.ones(256).half(),
-    }
-    if flag:
-        tensors[f"{UP}.{flag}"] = torch.tensor(1, dtype=torch.int32)
-    checkpoint = Checkpoint.open(write(tmp_path, tensors))
+    } | {f"{UP}.{flag}": torch.tensor(value).to(torch.int32) for flag, value in flags.items()}
+
+
+@pytest.mark.parametrize("value", ["multiplier", 1, 0])
+@pytest.mark.parametrize("flag", ["mcg", "mul1", None])
+def test_exl3_takes_its_codebook_from_the_flag_that_is_there(tmp_path, flag, value):
+    flags = {flag: MULTIPLIERS[flag] if value == "multiplier" else value} if flag else {}
+    checkpoint = Checkpoint.open(write(tmp_path, exl3(5, **flags)))
     coded = checkpoint.coded(UP, 256, 128)
     assert (coded.codebook, coded.bits, checkpoint.kind(UP)) == (flag or "3inst", 5, "exl3")
     assert torch.equal(checkpoint.bias(UP, 256), torch.ones(256)), "an EXL3 bias is the model's own"
+
+
+@pytest.mark.parametrize("bits", [1.5, 2.5, 3.5])
+def test_exl3_has_rates_with_a_half(tmp_path, bits):
+    tensors = exl3(bits, mul1=MULTIPLIERS["mul1"])
+    checkpoint = Checkpoint.open(write(tmp_path, tensors))
+    coded = checkpoint.coded(UP, 256, 128)
+    assert (coded.codebook, coded.bits) == ("mul1", bits)
+    assert torch.equal(checkpoint.linear(UP, 256, 128), coded.weight())
+    (entry,) = checkpoint.entries()
+    assert (entry.kind, entry.shape) == ("exl3", (256, 128))
+    assert entry.bits_per_weight == pytest.approx(bits + 8 * (2 * 128 + 2 * 256 + 2 * 256 + 4) / (256 * 128))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        (
+            exl3(2.5, mcg=MULTIPLIERS["mcg"]),
+            r"trellis in .* 2\.5 bits a weight, which the codebook mul1 alone has.*mcg",
+        ),
+        (exl3(2.5), "the codebook mul1 alone has; this is 3inst"),
+        (exl3(4.5, mul1=MULTIPLIERS["mul1"]), "4.5 bits a weight; EXL3 has 1 to 8, or 1.5, 2.5 or 3.5"),
+        (exl3(0.5, mul1=MULTIPLIERS["mul1"]), "0.5 bits a weight"),
+        (exl3(9), "9 bits a weight"),
+        (exl3(2.25, mul1=MULTIPLIERS["mul1"]), "2.25 bits a weight"),
+        (exl3(2, mcg=MULTIPLIERS["mcg"], mul1=MULTIPLIERS["mul1"]), "both present"),
+        (exl3(2) | {f"{UP}.signs": torch.ones(1, 256).half()}, "signs in .* coded row by row"),
+        (exl3(2) | {f"{UP}.trellis": torch.zeros(256, 33, dtype=torch.int16)}, r"shape \[256, 33\], not \[inputs / 16"),
+        (escha() | {f"{UP}.escha_code": torch.zeros(256, 33, dtype=torch.int16)}, r"shape \[256, 33\], not \[inputs"),
+    ],
+)
+def test_what_headers_tell_to_be_another_codec_is_refused_by_info_and_when_read(tmp_path, tensors, words):
+    checkpoint = Checkpoint.open(write(tmp_path, tensors))
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.entries()
+    with pytest.raises(CheckpointError, match=words):
+        checkpoint.linear(UP, 256, 128)
+
+
+@pytest.mark.parametrize(("flag", "value"), [("mcg", 0xF34B73AD), ("mul1", 0xCBAC1FED), ("mul1", 2), ("mcg", -1)])
+def test_another_multiplier_is_another_codebook(tmp_path, flag, value):
+    words = (
+        rf"up_proj\.{flag} in .* holds 0x{value & 0xFFFFFFFF:08X}, another codebook than .* 0x{MULTIPLIERS[flag]:08X}"
+    )
+    refused(write(tmp_path, exl3(2, **{flag: value})), words)
 
 
 def test_old_exl3_signs_are_bit_fields(tmp_path):

@@ -19,12 +19,13 @@ ROW_ALIGN = 8  # values: kernels store 8 bytes at a time, libraries like 16
 
 @dataclass(frozen=True)
 class CodedProjection:
-    """Coded linears of one input, then plain ones of the same input (`tail`), outputs behind each other.
+    """Coded linears of one input, a launch for each codebook in a row, then plain ones of the same input (`tail`),
+    outputs behind each other.
 
     bias_O: of the coded ones.
     """
 
-    coded: TrellisLinear
+    coded: tuple[TrellisLinear, ...]
     scratch: TrellisScratch
     tail: Linear | None = None
     bias_O: Tensor | None = None
@@ -32,14 +33,16 @@ class CodedProjection:
     def __call__(self, x_TI: Tensor, decode_tokens: int = 0) -> Tensor:
         """[T, O] in x's dtype, float16 or bfloat16."""
         x_TI = x_TI.contiguous()
-        width = self.coded.out_channels
+        widths = [linear.out_channels for linear in self.coded]
+        width = sum(widths)
         total = width + (0 if self.tail is None else len(self.tail.weight_OI))
         y_TO = x_TI.new_empty(len(x_TI), -(-total // ROW_ALIGN) * ROW_ALIGN)[:, :total]
         if self.tail is not None:
             self.tail.into(x_TI, y_TO[:, width:])
         coded_TO = y_TO[:, :width]
-        widths = [part.out_channels for part in self.coded.parts]
-        self.coded.into(x_TI, torch.split(coded_TO, widths, dim=1), self.scratch)
+        for linear, own_TO in zip(self.coded, torch.split(coded_TO, widths, dim=1), strict=True):
+            y_PTO = torch.split(own_TO, [part.out_channels for part in linear.parts], dim=1)
+            linear.into(x_TI, y_PTO, self.scratch)
         if self.bias_O is not None:
             coded_TO += self.bias_O
         return y_TO

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -95,8 +96,7 @@ class LinearReader:
         for name in names:
             outputs, inputs = self.tensors[name].shape
             found.append(self.checkpoint.coded(name, outputs, inputs, self.device))
-        parts = [part for part in found if part is not None]
-        return parts if len({part.codebook for part in parts}) == 1 else None
+        return [part for part in found if part is not None]
 
     def _head(self) -> LinearMap:
         table = self._int8(LM_HEAD)
@@ -120,7 +120,8 @@ class LinearReader:
         if any(bias is not None for bias in biases):
             zeros = [torch.zeros(width, dtype=self.dtype, device=self.device) for width in widths]
             bias_O = torch.cat([zero if bias is None else bias for bias, zero in zip(biases, zeros, strict=True)])
-        return CodedProjection(TrellisLinear(tuple(parts)), self.scratch, plain, bias_O)
+        alike = [TrellisLinear(tuple(group)) for _, group in groupby(parts, lambda part: part.codebook)]
+        return CodedProjection(tuple(alike), self.scratch, plain, bias_O)
 
     def _biases(self, names: Sequence[str]) -> list[Tensor | None]:
         return [self.checkpoint.bias(name, self.tensors[name].shape[0], self.dtype, self.device) for name in names]

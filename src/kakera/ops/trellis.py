@@ -23,7 +23,7 @@ MANY_ROWS = 65  # three passes of 32 rows take as long as decoding once, and twi
 PARTS = 4  # linears of a launch
 WARPS = 8
 STEP = 64  # input channels of a warp's step
-COST = {1: 8, 2: 7, 3: 8, 4: 7, 5: 8, 6: 8, 7: 8, 8: 7}  # of a unit by bits: instructions
+COST = {1: 8, 1.5: 8, 2: 7, 2.5: 8, 3: 8, 3.5: 8, 4: 7, 5: 8, 6: 8, 7: 8, 8: 7}  # of a unit by bits: instructions
 BLOCK = 128
 BLOCKS_PER_SM = 2  # of trellis_few.cu
 MASK = 0x8FFF8FFF  # of the codebook; an argument, because the compiler makes two instructions of a known one
@@ -33,7 +33,7 @@ CODEBOOKS = {"mcg": "MCG", "3inst": "INST3", "mul1": "MUL1"}
 class _Part(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("code", "x", "out_scale", "y")),
-        *((name, ctypes.c_int) for name in ("tiles", "bits", "row_stride", "cost", "cost_before", "pad")),
+        *((name, ctypes.c_int) for name in ("tiles", "rate", "row_stride", "cost", "cost_before", "pad")),
     ]
 
 
@@ -149,14 +149,14 @@ class TrellisLinear:
                 out_scale=part.out_scale.data_ptr(),
                 y=y_TO.data_ptr(),
                 tiles=part.out_channels // BLOCK,
-                bits=part.bits,
+                rate=part.half_bits,
                 row_stride=y_TO.stride(0),
                 cost=COST[part.bits],
                 cost_before=launch.cost,
             )
             launch.cost += COST[part.bits] * (part.out_channels // BLOCK) * (inputs // STEP)
-        bits = " ".join(f"X({b})" for b in sorted({part.bits for part in self.parts}))
-        defines = (f"GROUPS={groups}", f"CODEBOOK={CODEBOOKS[self.parts[0].codebook]}", f"EACH_BITS={bits}")
+        rates = " ".join(f"X({rate})" for rate in sorted({part.half_bits for part in self.parts}))
+        defines = (f"GROUPS={groups}", f"CODEBOOK={CODEBOOKS[self.parts[0].codebook]}", f"EACH_RATE={rates}")
         function = _kernel("trellis_few", 32 * WARPS, defines, x_TI)
         largest = max(COST[part.bits] for part in self.parts)
         function.launch((min(launch.cost // largest, _blocks(x_TI.device)), 1), launch, dependent=True)
@@ -184,10 +184,10 @@ def decode_weight(part: CodedLinear, first: int, weight_IO: Tensor) -> None:
     """W_eff of the output channels first, first + 1, ... into weight_IO [I, O'], in its dtype."""
     inputs, count = weight_IO.shape
     launch = _Weight(tiles=part.out_channels // 16, row_stride=weight_IO.stride(0), mask=MASK)
-    launch.code = part.code.data_ptr() + first // 16 * 32 * part.bits
+    launch.code = part.code.data_ptr() + first // 16 * 16 * part.half_bits
     launch.in_scale, launch.out_scale = part.in_scale.data_ptr(), part.out_scale.data_ptr() + 4 * first
     launch.to = weight_IO.data_ptr()
-    defines = (f"CODEBOOK={CODEBOOKS[part.codebook]}", f"BITS={part.bits}")
+    defines = (f"CODEBOOK={CODEBOOKS[part.codebook]}", f"RATE={part.half_bits}")
     _kernel("trellis_weight", 256, defines, weight_IO).launch((count // BLOCK, inputs // BLOCK), launch)
 
 

@@ -37,7 +37,9 @@ def leaves(format: Format, coded: CodedLinear) -> dict[str, Tensor]:
         flag = torch.tensor(MCG_MULTIPLIER - (1 << 32), dtype=torch.int32)  # its presence is what counts
         return {"trellis": coded.code, "suh": in_scale, "svh": out_scale, "mcg": flag}
     # [state bits, bits, V, codebook (1 = mcg), I, O]; V is 2 in all known files and decoders ignore it
-    descriptor = torch.tensor([16, coded.bits, 2, 1, coded.in_channels, coded.out_channels], dtype=torch.int32)
+    descriptor = torch.tensor(
+        [16, coded.half_bits // 2, 2, 1, coded.in_channels, coded.out_channels], dtype=torch.int32
+    )
     return {
         "escha_code": coded.code,
         "escha_rin": in_scale,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kakera.errors import CheckpointError
 from kakera.ops.codec.coded import CodedLinear
-from kakera.weights.exl3 import code_bits
+from kakera.weights.exl3 import code_bits, coded_shape
 from kakera.weights.leaves import Leaves
 
 MARK = "escha_code"
@@ -21,8 +21,7 @@ FLOATS = (torch.float16, torch.float32)
 
 def shape(leaves: Leaves) -> tuple[int, ...]:
     leaves.refuse_unknown(LEAVES, prefix="escha_")
-    rows, columns, _ = leaves[MARK].shape
-    return 16 * columns, 16 * rows
+    return coded_shape(leaves, MARK)
 
 
 def read_coded(leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device) -> CodedLinear:
@@ -30,8 +29,8 @@ def read_coded(leaves: Leaves, out_channels: int, in_channels: int, device: str 
     leaves.refuse_unknown(LEAVES, prefix="escha_")
     bits = code_bits(leaves, MARK, out_channels, in_channels)
     if bits not in BITS:
-        raise CheckpointError(f"{leaves[MARK]} has {bits} bits a weight; Escha files have 2 or 3")
-    _check_config(leaves, bits, out_channels, in_channels)
+        raise CheckpointError(f"{leaves[MARK]} has {bits:g} bits a weight; Escha files have 2 or 3")
+    _check_config(leaves, int(bits), out_channels, in_channels)
     code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,))
     rin = leaves.read("escha_rin", (in_channels,), torch.float32, device, stored_as=FLOATS)
     rout = leaves.read("escha_rout", (out_channels,), torch.float32, device, stored_as=FLOATS)

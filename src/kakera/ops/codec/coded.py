@@ -21,7 +21,10 @@ CORE_VALUES, CARD_VALUES = 1 << 18, 1 << 24  # decoded at a time: stays in a cor
 
 @dataclass(frozen=True)
 class CodedLinear:
-    """code int16 [I/16, O/16, 16K], in_scale fp32 [I], out_scale fp32 [O], and the codebook of the states."""
+    """code int16 [I/16, O/16, 16K], in_scale fp32 [I], out_scale fp32 [O], and the codebook of the states.
+
+    K is whole, or of mul1 also 1.5, 2.5 and 3.5.
+    """
 
     code: Tensor
     in_scale: Tensor
@@ -29,8 +32,14 @@ class CodedLinear:
     codebook: codebook.Name
 
     @property
-    def bits(self) -> int:
-        return self.code.shape[-1] // 16
+    def bits(self) -> float:
+        """K, bits a weight."""
+        return self.half_bits / 2
+
+    @property
+    def half_bits(self) -> int:
+        """2K, which is whole."""
+        return self.code.shape[-1] // 8
 
     @property
     def in_channels(self) -> int:

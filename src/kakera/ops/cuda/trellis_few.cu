@@ -9,7 +9,8 @@
 // the grid by cost (more bits cost more). The sum of a tile that was cut is put together by the block that finishes
 // last, in the order of k, so the bits do not depend on who that is.
 //
-// -DGROUPS=1|2|4 (of 8 rows of x), -DCODEBOOK=MCG|INST3|MUL1, -DEACH_BITS="X(2) X(3)", -DBF16: y is bf16
+// -DGROUPS=1|2|4 (of 8 rows of x), -DCODEBOOK=MCG|INST3|MUL1, -DEACH_RATE="X(4) X(5)" (half bits a weight: 2 and 2.5),
+// -DBF16: y is bf16
 #include "hadamard.cuh"
 #include "trellis.cuh"
 
@@ -26,7 +27,7 @@ struct Part {  // one linear of those that share a launch
     const u32 *x;  // [rows, in]: transformed by the linear's own input scale
     const float *out_scale;
     u16 *y;  // [rows, row_stride], activations
-    int tiles, bits, row_stride;
+    int tiles, rate, row_stride;  // rate: half bits a weight
     u32 cost, cost_before;  // of a unit; of all units of the parts in front
     int pad;
 };
@@ -40,21 +41,26 @@ struct Launch {
     u32 *arrived;    // [tiles, 32], 0 between launches: blocks that have left their part of a row
 };
 
-template <int BITS> struct Quarter {
-    u32 words[2 * BITS];
+// A quarter of a tile, 64 weights: as many words as a weight has half bits.
+template <int RATE> struct Quarter {
+    u32 words[RATE];
     __device__ __forceinline__ void load(const u32 *from) {
-        if (BITS % 2 == 0) {
+        if (RATE % 4 == 0) {
 #pragma unroll
-            for (int i = 0; i < 2 * BITS; i += 4)
+            for (int i = 0; i < RATE; i += 4)
                 asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                              : "=r"(words[i]), "=r"(words[i + 1]), "=r"(words[i + 2]), "=r"(words[i + 3])
                              : "l"(from + i));
-        } else {  // 8-byte loads leave sectors half read: L1 keeps them for the next
+        } else if (RATE % 2 == 0) {  // 8-byte loads leave sectors half read: L1 keeps them for the next
 #pragma unroll
-            for (int i = 0; i < 2 * BITS; i += 2)
+            for (int i = 0; i < RATE; i += 2)
                 asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];"
                              : "=r"(words[i]), "=r"(words[i + 1])
                              : "l"(from + i));
+        } else {  // a quarter of 3, 5 or 7 words is aligned to one
+#pragma unroll
+            for (int i = 0; i < RATE; i++)
+                asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(words[i]) : "l"(from + i));
         }
     }
 };
@@ -64,12 +70,12 @@ struct Sums {
 };
 
 // 64 weights of the lane times x: 16 k's, of which a product takes two of a weight in halves, four otherwise.
-template <int BITS>
+template <int RATE>
 __device__ __forceinline__ void multiply(float (&c)[2][GROUPS][4], const u32 *words, u32 before,
                                          const u32 (&x)[GROUPS][8], u32 mask) {
     // weights in stream order: [column pair 2][k pair 4][column 0, 8][k 0, 8][k 0, 1]
     auto state = [&](int column, int pair, int j) {
-        return window(words, before, ((column * 4 + pair) * 8 + j + 1) * BITS - 1);
+        return window(words, before, bits_of<RATE>((column * 4 + pair) * 8 + j + 1) - 1);
     };
 #pragma unroll
     for (int high = 0; high < 2; high++)
@@ -112,22 +118,22 @@ __device__ __forceinline__ void load_x(u32 (&x)[GROUPS][X_WORDS], const u32 *fro
 }
 
 // Adds every WARPS_K-th 64 rows of W in [64 * first, 64 * end) to the warp's sums, for 128 columns of the part.
-template <int BITS>
+template <int RATE>
 __device__ __forceinline__ void accumulate(Sums &sums, const Part &part, const Launch &launch, int tile, int first,
                                            int end) {
     int lane = threadIdx.x % 32, warp_n = threadIdx.x / 32 % WARPS_N;
     int k_tile = lane % 4, column = lane / 4;
-    u32 row_words = part.tiles * 8 * 8 * BITS;  // of one row of tiles
+    u32 row_words = part.tiles * 8 * 4 * RATE;  // of one row of tiles
     const u32 *code = part.code + (long long)(first * 4 + k_tile) * row_words +
-                      (tile * 8 + warp_n * STRIPS * 2 + column / 4) * (8 * BITS) + column % 4 * (2 * BITS);
+                      (tile * 8 + warp_n * STRIPS * 2 + column / 4) * (4 * RATE) + column % 4 * RATE;
     // rows behind the last one are read too, whatever is there: a column of a product touches no other
     const u32 *x_at = part.x + column * (launch.in / 2) + (first * 4 + k_tile) * X_WORDS;
     int in_front = (column & ~3 | (column - 1) & 3) * 4 + k_tile;  // lane of the quarter in front, cyclic in a tile
 
-    Quarter<BITS> next[STRIPS];
+    Quarter<RATE> next[STRIPS];
     if (first < end)
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; strip++) next[strip].load(code + strip * 16 * BITS);
+        for (int strip = 0; strip < STRIPS; strip++) next[strip].load(code + strip * 8 * RATE);
     wait_for_previous();
     u32 x_next[GROUPS][X_WORDS];
     if (X_AHEAD && first < end) load_x(x_next, x_at, launch);
@@ -146,10 +152,10 @@ __device__ __forceinline__ void accumulate(Sums &sums, const Part &part, const L
         code += 4 * WARPS_K * row_words;
 #pragma unroll
         for (int strip = 0; strip < STRIPS; strip++) {
-            Quarter<BITS> now = next[strip];
-            if (more) next[strip].load(code + strip * 16 * BITS);
-            u32 before = __shfl_sync(~0u, now.words[2 * BITS - 1], in_front);
-            multiply<BITS>(sums.c[strip], now.words, before, x, launch.mask);
+            Quarter<RATE> now = next[strip];
+            if (more) next[strip].load(code + strip * 8 * RATE);
+            u32 before = __shfl_sync(~0u, now.words[RATE - 1], in_front);
+            multiply<RATE>(sums.c[strip], now.words, before, x, launch.mask);
         }
     }
 }
@@ -255,12 +261,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) trellis_few(const __
         int tile = at.unit / per_tile, from = at.unit % per_tile, to = min(per_tile, from + stop - at.unit);
 
         Sums sums = {};
-        switch (part.bits) {
-#define X(BITS)                                                                                                        \
-    case BITS:                                                                                                         \
-        accumulate<BITS>(sums, part, launch, tile, from + warp / WARPS_N, to);                                         \
+        switch (part.rate) {
+#define X(RATE)                                                                                                        \
+    case RATE:                                                                                                         \
+        accumulate<RATE>(sums, part, launch, tile, from + warp / WARPS_N, to);                                         \
         break;
-            EACH_BITS
+            EACH_RATE
 #undef X
         }
         if (BUFFERS == 1 && segment) __syncthreads();

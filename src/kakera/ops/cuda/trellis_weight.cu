@@ -6,11 +6,12 @@
 // the result the A operand of H16 along the columns. H8 along the columns crosses warps, in shared memory. Sums are
 // half2: they take half the registers and operations of fp32, so that four blocks fit an SM, and cost 5e-4 of W_eff.
 //
-// -DCODEBOOK=..., -DBITS=1..8, -DBF16: W_eff is bf16
+// -DCODEBOOK=..., -DRATE=2..16 (half bits a weight), -DBF16: W_eff is bf16
 #include "hadamard.cuh"
 #include "trellis.cuh"
 
-constexpr int WORDS = 8 * BITS, STRING = (7 * BITS + 16 + 31) / 32;
+constexpr int WORDS = 4 * RATE;  // of a tile
+constexpr int LANE_BITS = bits_of<RATE>(8), STRING = (LANE_BITS - bits_of<RATE>(1) + 16 + 31) / 32;
 constexpr int STRIDE = 68;  // words of a row of 64 in shared memory: no bank twice
 
 struct Launch {
@@ -42,7 +43,7 @@ template <int N> __device__ __forceinline__ void hadamard_8(u32 (&v)[8][N]) {
 
 // The lane's 8 weights of a tile: half2 of k = 2t, 2t + 1 and k = 2t + 8, 2t + 9, of column g, then of column g + 8.
 __device__ __forceinline__ void decode(u32 (&pairs)[4], const u32 *tile, u32 mask) {
-    int last = 8 * BITS * (threadIdx.x % 32 + 1) - 1, word = last / 32, shift = 31 - last % 32;
+    int last = LANE_BITS * (threadIdx.x % 32 + 1) - 1, word = last / 32, shift = 31 - last % 32;
     u32 string[STRING];
 #pragma unroll
     for (int i = 0; i < STRING; i++)
@@ -50,8 +51,9 @@ __device__ __forceinline__ void decode(u32 (&pairs)[4], const u32 *tile, u32 mas
             __funnelshift_r(tile[(word - i + WORDS) % WORDS], tile[(word - i - 1 + WORDS) % WORDS], shift);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        int at = STRING * 32 - 1 - (7 - 2 * i) * BITS;
-        pairs[i] = half2_values<CODEBOOK>(window(string, 0, at), window(string, 0, at + BITS), mask);
+        int end = STRING * 32 - 1 - LANE_BITS;
+        pairs[i] = half2_values<CODEBOOK>(window(string, 0, end + bits_of<RATE>(2 * i + 1)),
+                                          window(string, 0, end + bits_of<RATE>(2 * i + 2)), mask);
     }
 }
 
