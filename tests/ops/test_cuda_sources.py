@@ -19,9 +19,8 @@ TWO_THREE = "EACH_RATE=X(4) X(6)"  # in half bits
 KERNELS = [  # name, defines, bytes a thread may spill
     ("rotate", ("BF16",), 0),
     *(("trellis_few", (f"GROUPS={groups}", "CODEBOOK=MCG", TWO_THREE), 0) for groups in (1, 2, 4)),
-    ("trellis_few", ("GROUPS=1", "CODEBOOK=MUL1", "EACH_RATE=X(8)", "BF16"), 4),
-    ("trellis_few", ("GROUPS=1", "CODEBOOK=MUL1", "EACH_RATE=X(4) X(5)"), 0),
-    ("trellis_few", ("GROUPS=2", "CODEBOOK=MUL1", "EACH_RATE=X(4) X(5)"), 64),  # whole 4 bits of mul1 spill 108
+    ("trellis_few", ("GROUPS=1", "CODEBOOK=MUL1", "EACH_RATE=X(5) X(8)", "BF16"), 48),  # alone 0 and 4
+    ("trellis_few", ("GROUPS=2", "CODEBOOK=MUL1", "EACH_RATE=X(4) X(5)"), 64),  # 4 bits of mul1 alone spill 108
     ("trellis_weight", ("CODEBOOK=MCG", "RATE=4"), 32),  # outside its loops; a fourth block on an SM is worth more
     ("trellis_weight", ("CODEBOOK=INST3", "RATE=16"), 32),
     ("trellis_weight", ("CODEBOOK=MUL1", "RATE=7"), 32),
