@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import random
+import time
 from dataclasses import replace
+from itertools import count
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -156,5 +161,40 @@ def test_a_broken_record_is_a_miss_and_the_answer_is_right(tiny_model: Path, tmp
     found, right = after.one(ask("b", second)), fresh.one(ask("b", second))
     assert found.tokens == right.tokens and cached(found) == 0
     assert after.engine.stats().counters["disk_read_failed"] > 0
+    after.check_idle()
+    stop(after)
+
+
+def victim(model: Path, home: Path, seed: int, ready: Event) -> None:
+    """Answers conversations and writes them without a pause, in little room, until somebody kills it."""
+    small = tiny_plan(model, pages=16, host_cache=2**20)
+    here, rng = World(build_engine(model, small, disk=DiskCache(home, 2 * 2**20))), random.Random(seed)
+    for turn in count():
+        number = rng.randrange(8)
+        first = turns(number)[0]
+        here.one(ask(f"a{turn}", first, 2, boundaries=[len(first)]))
+        for _ in range(rng.randrange(5)):
+            here.engine.step()
+        ready.set()
+
+
+def test_after_kills_at_any_time_what_is_found_is_right(tiny_model: Path, tmp_path: Path) -> None:
+    rng, hits, processes = random.Random(1), 0, multiprocessing.get_context("fork")
+    for life in range(4):
+        ready = processes.Event()
+        process = processes.Process(target=victim, args=(tiny_model, tmp_path, life, ready))
+        process.start()
+        assert ready.wait(60)
+        time.sleep(rng.uniform(0.1, 0.4))
+        process.kill()
+        process.join()
+    after, fresh = world(tiny_model, tmp_path), world(tiny_model, None)
+    for number in range(8):
+        prompt = turns(number)[1]
+        found, right = after.one(ask(f"b{number}", prompt)), fresh.one(ask(f"b{number}", prompt))
+        assert found.tokens == right.tokens
+        assert equal(after.seen[f"b{number}"], fresh.seen[f"b{number}"], 1e-3)
+        hits += cached(found) > 0
+    assert hits > 0
     after.check_idle()
     stop(after)

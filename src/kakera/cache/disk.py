@@ -97,7 +97,7 @@ class Imports:
         if ended.base is not None:
             ended.base.pins -= 1
         node = self._plant(ended, whole)
-        taken = node is not None and node.checkpoint is None and (node.top.sink is not None or not self._windowed)
+        taken = node is not None and node.checkpoint is None
         if taken and node is not None:
             node.checkpoint, node.lost_checkpoint = ended.record, False
             node.top.checkpoints_below += 1
@@ -109,9 +109,11 @@ class Imports:
         return taken
 
     def _plant(self, ended: Import, whole: bool) -> Node | None:
-        """The node at its end, if the whole path is there now; pages and sink that came for nothing are given back."""
+        """The node at its end, if the whole path and a sink are there now. What came for nothing is given back."""
         tree, path = self._places.tree, self._places.tree.walk(ended.keys, ended.depth)
-        complete = whole and all(i in ended.pages for i in range(len(path), ended.depth))
+        sink = ended.sink is not None or (path and path[0].sink is not None)
+        complete = whole and (sink or not self._windowed)
+        complete = complete and all(i in ended.pages for i in range(len(path), ended.depth))
         node = path[-1] if path else tree.root
         for i, page in sorted(ended.pages.items()):
             if complete and i >= len(path):
