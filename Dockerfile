@@ -1,6 +1,6 @@
 # docker build -t kakera .                          for CPUs
 # docker build -t kakera-gpu --build-arg DEVICE=gpu .     for NVIDIA GPUs (run with --gpus all; needs the host's driver)
-# docker run --init -p 127.0.0.1:30000:30000 --stop-timeout 30 --restart on-failure kakera
+# docker run --init -p 127.0.0.1:30000:30000 --stop-timeout 40 --restart on-failure kakera
 ARG DEVICE=cpu
 
 FROM python:3.12-slim AS base

@@ -16,6 +16,7 @@ from run_world import CODECS, World, tiny_plan
 from kakera.contract.request import Sampling
 from kakera.contract.step import (
     DemotePages,
+    DiskRecord,
     Drop,
     PromotePages,
     ResetSlot,
@@ -204,3 +205,34 @@ def test_checkpoints_fit_into_their_blocks(tiny_model):
         for place in world.runner.store._places:
             ends = [t.storage_offset() * t.element_size() + t.nbytes for t in place.checkpoint.parts.values()]
             assert max(ends) <= world.runner.store._sizes.checkpoint * world.runner.store._sizes.block
+
+
+def test_records_go_elsewhere_and_come_back_under_other_ids_with_their_bytes(world):
+    """As to a disk: what was just sent has arrived, and blocks that were given back are not written by both."""
+    store, kv = world.runner.store, world.runner.kv.store
+    keep(world, 1, 0)
+    store.keep_pages([(3, 31), (4, 32)])
+    gone = [_record("checkpoint", 1), _record("page", 31), _record("page", 32), _record("page", 5, on_device=True)]
+    if world.cache.sizes.windowed:
+        store.keep_sink(1, 0)
+        gone.append(_record("sink", 1))
+    went = [of_slot(world, 0), kv.read_pages([3, 4, 5])]
+    copies = store.copies(gone)
+    store.drop(Drop((1,), (1,), (31, 32)))
+    scramble(world, 9)
+    back = [_record("page" if r.kind == "page" else r.kind, 50 + i) for i, r in enumerate(gone)]
+    for place, copy in zip(store.places(back), copies, strict=True):
+        assert [len(part) for part in place] and sum(map(len, place)) == sum(map(len, copy))
+        _fill(place, b"".join(copy))
+    sink = 54 if world.cache.sizes.windowed else None
+    execute(world, RestoreCheckpoint(1, 50, POSITION, sink), PromotePages(((51, 8), (52, 9), (53, 10))))
+    assert all_equal(of_slot(world, 1), went[0]) and all_equal(kv.read_pages([8, 9, 10]), went[1])
+
+
+def _record(kind: str, number: int, on_device: bool = False) -> DiskRecord:
+    return DiskRecord(kind, number, b"k" * 16, b"p" * 16, bytes(256), POSITION, on_device)
+
+
+def _fill(place, data: bytes) -> None:
+    for part in place:
+        part[:], data = data[: len(part)], data[len(part) :]

@@ -42,13 +42,17 @@ class Driver:
         seconds=None,
         saves=2**31,
         drafter=None,
+        disk=None,
     ):
         host_bytes = int(host * CHECKPOINT_BYTES)
         self.cache = PrefixCache(CacheSizes(pages, host_bytes, CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES, windowed))
         self.clock = Clock()
         limits = Limits(context=context, pages=pages, slots=slots, chunk=chunk, max_waiting=max_waiting, saves=saves)
-        self.scheduler = Scheduler(limits, self.cache, self.clock, drafter)
+        self.scheduler = Scheduler(limits, self.cache, self.clock, drafter, disk)
         self.runner = FakeRunner(self.cache, self.context_of, seconds or (lambda plan: 0.01))
+        self.runner.disk = disk
+        if disk is not None:
+            disk.restart(self.runner)
         self.plans: list[StepPlan] = []
         self.text: dict[str, list[int]] = defaultdict(list)
         self.finished: dict[str, Finished] = {}
@@ -82,6 +86,9 @@ class Driver:
         check_integrity(self.cache)
         if plan is None:
             self.note(self.scheduler.take_events())
+            if self.scheduler.disk is not None and self.scheduler.disk.busy:
+                self.clock.now += 0.01
+                return True
             assert self.scheduler.stats().idle, "somebody could go on"
             return False
         self.plans.append(plan)
@@ -103,6 +110,13 @@ class Driver:
         check_integrity(self.cache)
         self.runner.check_stores()
         return flushed
+
+    def stop(self) -> None:
+        """As at SIGTERM: what conversations hold goes to the disk."""
+        for _ in self.scheduler.disk.write_all(1000.0):
+            for action in self.cache.take_actions():
+                self.runner.apply(action)
+            self.clock.now += 0.1
 
     def note(self, events: list[Event]) -> None:
         for event in events:

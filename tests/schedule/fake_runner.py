@@ -17,6 +17,7 @@ from kakera.contract.step import (
     DemotePages,
     Drop,
     PromotePages,
+    ReadRecords,
     ResetSlot,
     RestoreCheckpoint,
     RowResult,
@@ -25,6 +26,7 @@ from kakera.contract.step import (
     Segment,
     StepPlan,
     StepResult,
+    WriteRecords,
     decode_plan,
     encode_plan,
     follow_drafts,
@@ -58,6 +60,7 @@ class FakeRunner:
         self.checkpoints: dict[int, Prefix] = {}
         self.tables: dict[int, list[int]] = {}  # slot -> the pages that plans have named
         self.ahead: dict[int, tuple[str, int]] = {}  # slot -> whose row has been computed already, and its start
+        self.disk = None  # fake_disk.py
         self.failing: set[str] = set()  # request ids whose next row fails
         self.computed_tokens = 0
 
@@ -112,6 +115,8 @@ class FakeRunner:
                     self.sinks.pop(sink, None)
                 for host in host_pages:
                     del self.host_pages[host]
+            case WriteRecords() | ReadRecords():
+                self.disk.carry_out(action)
 
     def check_exclusive_writes(self, plan: StepPlan) -> None:
         written = [page for row in plan.rows for page in self.tables[row.slot][row.start // PAGE :]]
@@ -192,7 +197,8 @@ class FakeRunner:
                 assert self.checkpoints[node.checkpoint.id] == prefix
             if node.sink is not None:
                 assert self.sinks[node.sink.id] == prefix
-        assert set(self.checkpoints) == set(self.cache.checkpoints.published)
+        coming = {begun.record.id for begun in self.cache.imports.live.values()}
+        assert set(self.checkpoints) == set(self.cache.checkpoints.published) | coming
         assert set(self.host_pages) == self.cache.host_ids.held
         assert len(self.sinks) == self.cache.host.counts["sink"]
 

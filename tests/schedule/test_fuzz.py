@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from driver import Driver, answer, message_ends, prose
+from fake_disk import FakeDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,15 @@ def conversation_prompt(rng: random.Random) -> tuple[tuple[int, ...], list]:
 
 
 def play(
-    seed: int, pages: int, slots: int, host: float, windowed: bool, steps: int, mishaps: float = 0.1, drafter=None
+    seed: int,
+    pages: int,
+    slots: int,
+    host: float,
+    windowed: bool,
+    steps: int,
+    mishaps: float = 0.1,
+    drafter=None,
+    disk=None,
 ) -> Driver:
     rng, private = random.Random(seed), random.Random(seed)
     driver = Driver(
@@ -38,6 +47,8 @@ def play(
         windowed=windowed,
         saves=rng.choice([1, 2, 2**31]),
         drafter=drafter,
+        disk=disk,
+        seconds=(lambda plan: 5.0) if disk else None,  # pauses come often
     )
     wanted: dict[str, tuple] = {}
     for _ in range(steps):
@@ -132,3 +143,29 @@ def test_the_traffic_does_reach_preemption_demotion_and_promotion():
         assert happened[event] > 0, event
     assert happened["cached_tokens"] > 0.1 * happened["prompt_tokens"]
     driver.assert_idle_is_clean()
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.sampled_from([12, 20, 60]),
+    host=st.sampled_from([1.2, 2.5, 6, 40]),
+    windowed=st.booleans(),
+)
+def test_a_disk_that_breaks_and_forgets_changes_no_answer_over_restarts(seed, pages, host, windowed):
+    disk = FakeDisk(seed)
+    for life in range(3):
+        driver = play(seed + life, pages, 3, host, windowed, steps=40, disk=disk)
+        if life % 2:
+            driver.stop()
+        driver.assert_idle_is_clean()
+
+
+def test_what_conversations_held_is_hit_after_a_restart():
+    disk = FakeDisk(1, faults=0.0)
+    first = play(1, 60, 3, 40, True, steps=100, mishaps=0.01, disk=disk)
+    first.stop()
+    second = play(1, 60, 3, 40, True, steps=100, mishaps=0.01, disk=disk)
+    hits, before = second.cache.counters, first.cache.counters
+    assert hits["disk_hits"] >= 5 and hits["cached_tokens"] > before["cached_tokens"]
+    second.assert_idle_is_clean()

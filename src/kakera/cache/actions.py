@@ -21,6 +21,9 @@ class ActionLog:
     def add(self, action: Action) -> None:
         self._actions.append(action)
 
+    def __bool__(self) -> bool:
+        return bool(self._actions)
+
     def take(self) -> tuple[Action, ...]:
         """Everything decided since the last call."""
         taken, self._actions = self._actions, []

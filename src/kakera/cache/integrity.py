@@ -26,6 +26,7 @@ def _check_pages(cache: PrefixCache, nodes: list[Node]) -> None:
     assert len(held) == len(set(held)), "a device page has two owners"
     assert set(held) == cache.device.held, "device pages leaked or were freed in use"
     hosted = [node.host for node in nodes if node.host is not None]
+    hosted += [page for begun in cache.imports.live.values() for page in begun.pages.values()]
     assert len(hosted) == len(set(hosted)) and set(hosted) == cache.host_ids.held, "host pages do not balance"
     assert cache.tree.unlocked == sum(node.device is not None and node.users == 0 for node in nodes)
     assert cache.tree.size == len(nodes)
@@ -58,6 +59,7 @@ def _check_checkpoints(cache: PrefixCache, nodes: list[Node]) -> None:
     published = cache.checkpoints.published
     assert attached.keys() == published.keys(), "published records and tree nodes differ"
     pins = Counter(record.id for lease in cache.leases for record in lease.pins())
+    pins.update(begun.base.id for begun in cache.imports.live.values() if begun.base is not None)
     for number, record in published.items():
         assert record.node is attached[number] and record.position == attached[number].depth * PAGE
         assert record.pins == pins[number], "pins are not the live users"
@@ -67,14 +69,16 @@ def _check_checkpoints(cache: PrefixCache, nodes: list[Node]) -> None:
         expected = cache.sizes.windowed and node.depth == 1 and below[id(node)] > 0
         assert (node.sink is not None) == expected, "sinks exist exactly where checkpoints need them"
     reserved = {record.id for lease in cache.leases for record in lease.reserved}
+    reserved |= {begun.record.id for begun in cache.imports.live.values()}
     assert reserved == cache.checkpoints.reserved.keys(), "reserved records leaked"
 
 
 def _check_host_bytes(cache: PrefixCache, nodes: list[Node]) -> None:
-    counts = cache.host.counts
-    assert counts["page"] == sum(node.host is not None for node in nodes)
+    counts, imports = cache.host.counts, cache.imports.live.values()
+    assert counts["page"] == sum(node.host is not None for node in nodes) + sum(len(each.pages) for each in imports)
     assert counts["checkpoint"] == len(cache.checkpoints.published) + len(cache.checkpoints.reserved)
     sinks = sum(node.sink is not None for node in nodes) + sum(lease.sink is not None for lease in cache.leases)
+    sinks += sum(begun.sink is not None for begun in imports)
     assert counts["sink"] == sinks
     assert cache.host.used == sum(count * cache.host.bytes[tier] for tier, count in counts.items())
     assert cache.host.used <= cache.host.limit, "host budget exceeded"

@@ -5,9 +5,10 @@ A request's life: match -> acquire -> per step (grow, reserve; after the step ex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kakera.cache.checkpoints import WORTH, least_needed
+from kakera.cache.disk import Imports
 from kakera.cache.host import CacheSizes
 from kakera.cache.keys import PageKey
 from kakera.cache.lease import Lease
@@ -24,6 +25,7 @@ class PrefixCache:
     """Not thread-safe. `per_path` caps the checkpoints between a root and any node (pinned and shared ones aside).
 
     `gains` counts what may let in a request that did not fit: pages given back or shared, checkpoints published.
+    `on_touch` hears of checkpoints that are published, and (True) restored.
     """
 
     def __init__(self, sizes: CacheSizes, per_path: int = 16) -> None:
@@ -33,8 +35,10 @@ class PrefixCache:
         self.tree, self.checkpoints = places.tree, places.checkpoints
         self.device, self.host, self.host_ids = places.device, places.host, places.host_ids
         self.counters, self._log = places.counters, places.log
+        self.imports = Imports(places, sizes.windowed)
         self.leases: set[Lease] = set()
         self.gains = 0
+        self.on_touch: Callable[[Checkpoint, bool], None] = lambda record, restored: None
 
     @property
     def available(self) -> int:
@@ -49,6 +53,14 @@ class PrefixCache:
     def take_actions(self) -> tuple[Action, ...]:
         """Actions decided since the last call; they go, in order, in front of the next forward pass."""
         return self._log.take()
+
+    def send(self, action: Action) -> None:
+        """An action of somebody else's, behind all that was decided before."""
+        self._log.add(action)
+
+    @property
+    def has_actions(self) -> bool:
+        return bool(self._log)
 
     def match(self, keys: Sequence[PageKey], tokens: int) -> Match:
         """What can be restored of a prompt of `tokens` tokens whose complete pages have `keys`. Changes nothing."""
@@ -71,6 +83,7 @@ class PrefixCache:
         if match.checkpoint is not None:
             match.checkpoint.pins += 1
             self.checkpoints.refresh(match.checkpoint)
+            self.on_touch(match.checkpoint, True)
         self._residency.free_device(needed)
         self._residency.promote(asleep)
         owned = [self.device.take() for _ in range(pages - len(held))]
@@ -194,6 +207,7 @@ class PrefixCache:
         node.checkpoint, node.lost_checkpoint = record, False
         node.top.checkpoints_below += 1
         self.checkpoints.publish(record, node)
+        self.on_touch(record, False)
         self.gains += 1
         self.counters["checkpoints_saved"] += 1
         if record.kind == "rolling":

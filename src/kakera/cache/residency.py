@@ -122,10 +122,13 @@ class Residency:
 
     def drop_host_page(self, node: Node) -> None:
         if node.host is not None:
-            self.log.add(Drop(host_pages=(node.host,)))
-            self.host_ids.give(node.host)
-            self.host.give("page")
+            self.give_host_page(node.host)
             node.host = None
+
+    def give_host_page(self, page: int) -> None:
+        self.log.add(Drop(host_pages=(page,)))
+        self.host_ids.give(page)
+        self.host.give("page")
 
 
 def _leads_somewhere(node: Node) -> bool:

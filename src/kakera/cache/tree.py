@@ -100,6 +100,10 @@ class PageTree:
             path.append(node)
         return path
 
+    def holds(self, node: Node) -> bool:
+        """Whether a node that somebody remembers is still here."""
+        return node.parent is not None and node.parent.children.get(node.key) is node
+
     def nodes(self) -> Iterator[Node]:
         """All nodes but the root, parents before children."""
         stack = list(self.root.children.values())

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from kakera import __version__
-from kakera.cli import bench, calibrate, chat, doctor, eval, info, plan, quantize, replay, serve, service
+from kakera.cli import bench, cache, calibrate, chat, doctor, eval, info, plan, quantize, replay, serve, service
 from kakera.cli.terminal import READER_GONE, OutputLost, ReaderGone, drop_output, guard_output, visible_message
 from kakera.errors import KakeraError
 
@@ -36,6 +36,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(service.app, name="service")
 app.add_typer(eval.app, name="eval")
 app.add_typer(bench.app, name="bench")
+app.add_typer(cache.app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -54,6 +54,10 @@ def serve(
     record_prompts: Annotated[
         bool, typer.Option("--record-prompts", help="Record texts as they are, not as random stand-ins.")
     ] = False,
+    disk_cache: Annotated[
+        str | None,
+        typer.Option("--disk-cache", help="Keep prefixes on disk over restarts, up to 50GB, say.", metavar="BYTES"),
+    ] = None,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
     ] = None,
@@ -65,7 +69,7 @@ def serve(
     import os
     import signal
 
-    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for
+    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for, with_disk
     from kakera.cli.model import resolve_model
     from kakera.errors import UsageError
     from kakera.server.http.access import Access
@@ -95,6 +99,8 @@ def serve(
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")
+    if disk_cache is not None:
+        recipe = with_disk(recipe, disk_cache, say)
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import msgspec
 
@@ -66,7 +67,35 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     host_pages: tuple[int, ...] = ()
 
 
-Action = ResetSlot | RestoreCheckpoint | SaveSink | DemotePages | PromotePages | Drop
+class DiskRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A page, a checkpoint or a sink between the host store, where it has the id `id`, and the disk, where `key` names
+    it: the chain hash of the last page before `position`, whose token ids are `tokens` and whose parent is `parent`.
+    `on_device`: `id` is a device page."""
+
+    kind: Literal["page", "checkpoint", "sink"]
+    id: int
+    key: bytes
+    parent: bytes
+    tokens: bytes
+    position: int
+    on_device: bool = False
+
+
+class WriteRecords(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Copy records and have them written to the disk behind all that was given before. Their places are free then."""
+
+    records: tuple[DiskRecord, ...]
+
+
+class ReadRecords(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Begin to read records into new places of the host store. Until the disk tier says that `job` has ended, and has
+    brought all of them whole, nothing else may name them but a Drop behind that."""
+
+    job: int
+    records: tuple[DiskRecord, ...]
+
+
+Action = ResetSlot | RestoreCheckpoint | SaveSink | DemotePages | PromotePages | Drop | WriteRecords | ReadRecords
 
 
 class SavePoint(msgspec.Struct, frozen=True, array_like=True):

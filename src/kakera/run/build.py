@@ -18,6 +18,7 @@ from kakera.cache.prefix import PrefixCache
 from kakera.constrain.compiler import Compiler
 from kakera.constrain.output import Outputs
 from kakera.contract.grid import pages_for
+from kakera.disk.home import DiskCache
 from kakera.errors import UsageError
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
@@ -33,7 +34,9 @@ from kakera.run.step.graphs import DecodeGraphs
 from kakera.run.step.page_tables import PageTables
 from kakera.run.step.runner import TorchRunner
 from kakera.run.step.warmup import warm_up
+from kakera.run.store.disk import DiskRecords
 from kakera.run.store.host import CheckpointShape, HostStore, Store
+from kakera.run.store.open_disk import disk_key, open_disk
 from kakera.run.store.pinned import PinnedStore, pinned_segments
 from kakera.run.store.side_stream import SideStream
 from kakera.schedule.limits import Limits
@@ -70,12 +73,13 @@ def build_engine(
     progress: Tell | None = None,
     escha_bias: bool = False,
     grammars: bool = False,
+    disk: DiskCache | None = None,
 ) -> LocalEngine:
     """Load the weights and allocate pages, slots and states. Raises CheckpointError, UsageError.
 
     `progress` is told how far loading and warming up have come. `escha_bias`: add the biases that Escha files carry and
     their published scores leave out. `grammars`: build now what grammars need (1.3 s for 248,320 tokens) instead of
-    with the first one, when running streams would wait for it.
+    with the first one, when running streams would wait for it. `disk`: keep prefixes there too.
     """
     check_cards(plan)
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None  # a wrong one is known at once
@@ -106,12 +110,17 @@ def build_engine(
     if segments is not None and target.staged is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
         store = PinnedStore(shape, kv.store, states, sizes, segments.result(), target.staged, side)
-    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs)
+    records = None
+    if disk is not None:
+        key = disk_key(directory, plan, str(dtype).removeprefix("torch."), escha_bias)
+        tier = open_disk(disk, key, plan.checkpoint_bytes)
+        records = DiskRecords(store, tier) if tier is not None else None
+    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs, records)
     if target.has_cards:
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):
             log.warning(line)
-    return LocalEngine(scheduler_for(plan), runner)
+    return LocalEngine(scheduler_for(plan, records), runner)
 
 
 def take_memory(plan: Plan) -> None:
@@ -143,6 +152,6 @@ def over_plan(plan: Plan, taken: int) -> list[str]:
     ]
 
 
-def scheduler_for(plan: Plan) -> Scheduler:
+def scheduler_for(plan: Plan, disk: DiskRecords | None = None) -> Scheduler:
     """The deciding half, which no device is needed for."""
-    return Scheduler(Limits.of(plan), PrefixCache(CacheSizes.of(plan)), time.monotonic)
+    return Scheduler(Limits.of(plan), PrefixCache(CacheSizes.of(plan)), time.monotonic, disk=disk)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from kakera.contract.events import EngineStats, Event, Flushed
 from kakera.contract.request import NO_LIMIT, Request
-from kakera.contract.step import StepResult
+from kakera.contract.step import StepPlan, StepResult
 from kakera.run.interface import EngineLimits, Runner
 from kakera.schedule.scheduler import Scheduler
 
@@ -60,6 +61,25 @@ class LocalEngine:
         flushed, plan = self.scheduler.flush()
         self.runner.execute(plan)
         return flushed
+
+    @property
+    def keeps(self) -> bool:
+        """There is a disk cache."""
+        return self.scheduler.disk is not None
+
+    @property
+    def fetching(self) -> bool:
+        """Something goes on beside the steps: ask again soon, even if there was nothing to compute."""
+        return self.scheduler.disk is not None and self.scheduler.disk.busy
+
+    def keep(self, seconds: float) -> None:
+        """Before the end: what conversations hold goes to the disk, the most recent first, for at most so long."""
+        if (disk := self.scheduler.disk) is None:
+            return
+        end = time.monotonic() + seconds
+        for _ in disk.write_all(seconds):
+            self.runner.execute(StepPlan(0, self.scheduler.cache.take_actions()))
+        disk.tier.close(max(1.0, end - time.monotonic()))
 
     def stats(self) -> EngineStats:
         return self.scheduler.stats()

@@ -17,6 +17,7 @@ from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
 from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
+from kakera.schedule.disk import DiskWork, Tier
 from kakera.schedule.drafts import Drafter, drafts_of
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
@@ -35,8 +36,9 @@ class Scheduler:
         cache: PrefixCache,
         clock: Callable[[], float] = time.monotonic,
         drafter: Drafter | None = None,
+        disk: Tier | None = None,
     ) -> None:
-        """`drafter`: decode rows carry its guesses, and nothing runs ahead of them."""
+        """`drafter`: decode rows carry its guesses, and nothing runs ahead of them. `disk`: keeps prefixes too."""
         self.limits = limits
         self.cache = cache
         self.clock = clock
@@ -45,6 +47,9 @@ class Scheduler:
         self.running = Running(limits.slots)
         self.admission = Admission(limits, cache, clock)
         self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
+        self.disk = None
+        if disk is not None and cache.can_save:
+            self.disk = DiskWork(disk, cache, self.admission, lambda: self.budget.token_seconds, clock)
         self._in_flight: StepPlan | None = None
         self._events: list[Event] = []
         self._arrivals = 0
@@ -92,9 +97,11 @@ class Scheduler:
     # Planning
 
     def plan_step(self) -> StepPlan | None:
-        """Decide the next step; None if there is nothing to compute. Commit it before planning again. What its tokens
-        are chosen by: `sampling_of`."""
+        """Decide the next step; None if there is nothing to do. One without rows serves the disk. Commit it before
+        planning again. What its tokens are chosen by: `sampling_of`."""
         assert self._in_flight is None, "plan_step before the last plan was committed"
+        if self.disk is not None:
+            self.disk.read(self.waiting)
         running = len(self.running)
         decoding = (sequence for sequence in self._decoding() if self._has_page(sequence))
         decode = [self._row(s, len(s.tokens), drafts_of(self.drafter, s, self.limits.context)) for s in decoding]
@@ -104,7 +111,9 @@ class Scheduler:
         shares = divide(self.budget.tokens(len(decode)), [s.target - s.computed for s in prompts], self._steps)
         prefill = self._segments(prompts, shares)
         may_follow = self._let_ahead(decode, bool(prefill))
-        if not decode and not prefill:
+        if self.disk is not None:
+            self.disk.write(idle=not decode and not prefill)
+        if not (decode or prefill or (self.disk is not None and self.cache.has_actions)):
             return None
         self._steps += 1
         before, after = self.cache.take_actions(), self.cache.sink_actions()
@@ -202,7 +211,8 @@ class Scheduler:
         self._in_flight = None
         self._last_step_at = self.clock()
         prefilled = sum(len(row.tokens) for row in plan.prefill)
-        self.budget.observe(prefilled, result.seconds)
+        if plan.rows:
+            self.budget.observe(prefilled, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}
         for row in plan.rows:
@@ -287,7 +297,11 @@ class Scheduler:
             steps=self._steps - (self._in_flight is not None),
             last_step_at=self._last_step_at,
             host_bytes=self.cache.host.by_tier(),
-            counters={**self.cache.counters, "checkpoints": len(self.cache.checkpoints.published)},
+            counters=self._counters(),
             active=tuple(sequence.active(now) for sequence in self.running.oldest_first()),
             at=now,
         )
+
+    def _counters(self) -> dict[str, float]:
+        of_disk = self.disk.tier.counters if self.disk is not None else {}
+        return {**self.cache.counters, **of_disk, "checkpoints": len(self.cache.checkpoints.published)}

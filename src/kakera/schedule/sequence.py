@@ -40,6 +40,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     echoed: bool = False  # the prompt's log-probabilities were reported
     aborted: bool = False
+    fetching: int = 0  # the import from the disk that it waits for
+    asked_disk: bool = False  # once a life: what the disk has was fetched, or was not worth it
     ahead: bool = False  # its next row may have been computed (ahead.py)
     stop_token: int | None = None  # the end token that ended it
     allowed: int = NO_LIMIT  # tokens that its reader lets it generate by now, in all

@@ -9,7 +9,7 @@ from kakera.service.limits import Bounds
 
 RESTART_SECONDS = 5
 BURST = 5  # starts in a row that fail before systemd gives up: a broken model must not load for ever
-STOP_SECONDS = 30  # 5 for requests, 10 for SIGTERM of the engine, as long again
+STOP_SECONDS = 40  # 5 for requests, 15 for SIGTERM of the engine (11 of them for the disk cache), as long again
 GRACE_SECONDS = 30  # the server's own watchdog acts first, because it can tell clients and the log why
 
 

@@ -40,7 +40,7 @@ from kakera.run.process.messages import (
 )
 from kakera.run.process.socket_place import make_socket_directory
 
-STOP_SECONDS = 10.0
+STOP_SECONDS = 15.0  # of which 11 for what goes to the disk cache
 LAST_WORDS_SECONDS = 0.5
 # A request pauses when so many tokens wait for its reader: with 20 log-probabilities each 0.7 MB. Its reader may stop
 # for the time of half of them before that costs it anything (a second of a 27B that decodes alone).

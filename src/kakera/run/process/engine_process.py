@@ -9,12 +9,13 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 
 import zmq
 
-from kakera.contract.events import Event
+from kakera.contract.events import EngineStats, Event
 from kakera.errors import KakeraError, RequestRefused
 from kakera.run.engine import LocalEngine
 from kakera.run.process.messages import (
@@ -35,6 +36,8 @@ from kakera.run.process.messages import (
 
 log = logging.getLogger(__name__)
 ALIVE_SECONDS = 1.0
+FETCHING_SECONDS = 0.002  # between looks at what the disk has brought
+KEEP_SECONDS = 10.0  # for what goes to the disk at the end
 
 
 def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) -> None:
@@ -56,29 +59,33 @@ def engine_main(endpoint: str, parent: int, build: Callable[[], LocalEngine]) ->
         socket.close(linger=2000)
         sys.exit(status)
     settle()
+    stopping = threading.Event()
+    if engine.keeps:  # else SIGTERM ends the process at once
+        signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     socket.send(encode(Ready(engine.limits, engine.stats())))
     try:
-        serve(engine, socket)
+        serve(engine, socket, stopping)
+        engine.keep(KEEP_SECONDS)
     except Exception:
         log.exception("the engine died")
         sys.exit(70)
 
 
-def serve(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
-    """One thread, one loop: read messages, run a step, send events."""
+def serve(engine: LocalEngine, socket: zmq.Socket[bytes], stopping: threading.Event) -> None:
+    """One thread, one loop: read messages, run a step, send events. Until `stopping`, which is heard between steps."""
 
     def planned(events: list[Event]) -> None:
         socket.send(encode(Step.of(events, engine.stats())))
 
     last_sent = 0.0
-    idle = False
-    while True:
-        if idle:
-            socket.poll(int(ALIVE_SECONDS * 1000))
+    nap = 0.0
+    while not stopping.is_set():
+        if nap:
+            socket.poll(int(nap * 1000))
         _receive(engine, socket)
         events = engine.step(planned)
         stats = engine.stats()
-        idle = stats.idle
+        nap = _nap(engine, stats)
         now = time.monotonic()
         if events:
             socket.send(encode(Step.of(events, stats)))
@@ -86,6 +93,15 @@ def serve(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
         elif now - last_sent >= ALIVE_SECONDS:
             socket.send(encode(Alive(stats)))
             last_sent = now
+
+
+def _nap(engine: LocalEngine, stats: EngineStats) -> float:
+    """Seconds for which nothing is to be done, unless a message comes."""
+    if stats.running > stats.paused:
+        return 0.0
+    if engine.fetching:
+        return FETCHING_SECONDS
+    return ALIVE_SECONDS if stats.idle else 0.0
 
 
 def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kakera.disk.home import DiskCache
 from kakera.errors import UsageError
 from kakera.plan.plan import Plan
 
@@ -29,6 +30,7 @@ class EngineRecipe:
     directory: Path
     plan: Plan
     recording: Recording | None = None
+    disk: DiskCache | None = None
 
     def __call__(self) -> LocalEngine:
         """Raises CheckpointError, UsageError."""
@@ -36,7 +38,7 @@ class EngineRecipe:
         from kakera.run.process.starting import start_progress
 
         with start_progress() as progress:
-            engine = build_engine(self.directory, self.plan, progress=progress, grammars=True)
+            engine = build_engine(self.directory, self.plan, progress=progress, grammars=True, disk=self.disk)
         if self.recording is not None:
             record(engine, self.plan, self.recording)
         return engine

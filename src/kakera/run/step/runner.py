@@ -17,6 +17,7 @@ from kakera.contract.step import (
     DemotePages,
     Drop,
     PromotePages,
+    ReadRecords,
     ResetSlot,
     RestoreCheckpoint,
     RowResult,
@@ -25,6 +26,7 @@ from kakera.contract.step import (
     Segment,
     StepPlan,
     StepResult,
+    WriteRecords,
 )
 from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
@@ -36,6 +38,7 @@ from kakera.run.choose.logprobs import logprobs_of
 from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.step.graphs import DecodeGraphs
 from kakera.run.step.page_tables import PageTables
+from kakera.run.store.disk import DiskRecords
 from kakera.run.store.host import Store
 
 log = logging.getLogger(__name__)
@@ -59,8 +62,9 @@ class TorchRunner:
         tables: PageTables,
         chooser: Chooser,
         graphs: DecodeGraphs | None = None,
+        disk: DiskRecords | None = None,
     ):
-        """`graphs`: for decode steps."""
+        """`graphs`: for decode steps. `disk`: without it no plan names the disk."""
         self.model = model
         self.kv = kv
         self.states = states
@@ -68,6 +72,7 @@ class TorchRunner:
         self.tables = tables
         self.chooser = chooser
         self.graphs = graphs
+        self.disk = disk
         self.device = states.device
 
     @torch.inference_mode()
@@ -233,6 +238,9 @@ class TorchRunner:
                 self.store.load_pages(pairs)
             case Drop():
                 self.store.drop(action)
+            case WriteRecords() | ReadRecords():
+                assert self.disk is not None, "a plan names a disk that is not there"
+                self.disk.carry_out(action)
 
 
 def _kept(row: Segment, result: RowResult | None) -> int:

@@ -1,12 +1,12 @@
 """The host store: checkpoints, sinks and demoted pages under the ids that the cache chose, to and from a device.
 
 Owns tensors, decides nothing: what is kept and what goes is the cache's business, and so is the byte budget. Here is
-the plain store, which copies where it stands; a GPU's, `pinned_store.py`, copies beside the computation.
+the plain store, which copies where it stands; a GPU's, `pinned.py`, copies beside the computation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from kakera.arch.layout import Record
-from kakera.contract.step import Drop
+from kakera.contract.step import DiskRecord, Drop
 from kakera.kv.batch import CheckpointTensors
 from kakera.kv.store import KvStore
 from kakera.model.state import StatePool
 from kakera.target.as_torch import DTYPES
+
+Parts = tuple[memoryview, ...]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,14 @@ class Store(Protocol):
         """Forget records; unknown ones are no error."""
         ...
 
+    def copies(self, records: Sequence[DiskRecord]) -> list[Parts]:
+        """The records' bytes, for whoever keeps them elsewhere; those of a kind are as long as `places` wants them."""
+        ...
+
+    def places(self, records: Sequence[DiskRecord]) -> list[Parts]:
+        """New records that hold nothing yet, to be filled by another thread before anybody names them."""
+        ...
+
     def bytes(self) -> int:
         """Held by records, as the cache counts them."""
         ...
@@ -131,6 +141,35 @@ class HostStore:
         for page in records.host_pages:
             self.pages.pop(page, None)
 
+    def copies(self, records: Sequence[DiskRecord]) -> list[Parts]:
+        on_device = [record.id for record in records if record.on_device]
+        pages = iter(zip(*(t.cpu().unbind(1) for t in self._kv.read_pages(on_device)), strict=True))
+        return [
+            tuple(memory_of(t.clone(memory_format=torch.contiguous_format)) for t in self._tensors(record, pages))
+            for record in records
+        ]
+
+    def places(self, records: Sequence[DiskRecord]) -> list[Parts]:
+        empty = [t[:, 0].contiguous() for t in self._kv.read_pages([0])]
+        for record in records:
+            if record.kind == "page":
+                self.pages[record.id] = tuple(torch.empty_like(t, device="cpu") for t in empty)
+            elif record.kind == "sink":
+                self.sinks[record.id] = torch.empty_like(self._kv.save_sink(0), device="cpu")
+            else:
+                self.checkpoints[record.id] = _to_host(self._shape.empty(record.position))
+        return [tuple(memory_of(t) for t in self._tensors(record, iter(()))) for record in records]
+
+    def _tensors(self, record: DiskRecord, pages: Iterator[tuple[Tensor, ...]]) -> Sequence[Tensor]:
+        """Of a record, or the next of the device's pages."""
+        match record.kind:
+            case "page":
+                return next(pages) if record.on_device else self.pages[record.id]
+            case "sink":
+                return [self.sinks[record.id]]
+            case "checkpoint":
+                return list(self.checkpoints[record.id].parts.values())
+
     def bytes(self) -> int:
         tensors = [t for checkpoint in self.checkpoints.values() for t in checkpoint.parts.values()]
         tensors += [*self.sinks.values(), *(t for page in self.pages.values() for t in page)]
@@ -143,3 +182,8 @@ class HostStore:
 def _to_host(checkpoint: CheckpointTensors) -> CheckpointTensors:
     """The tensors are the same if they are in host memory already (the CPU engine), else copies there."""
     return CheckpointTensors(checkpoint.position, {name: part.cpu() for name, part in checkpoint.parts.items()})
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in host memory, to read and to write."""
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's stubs lack it

@@ -12,22 +12,24 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, groupby
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kakera.cache.pages import IdPool
-from kakera.contract.step import Drop
+from kakera.contract.step import DiskRecord, Drop
 from kakera.kv.batch import CheckpointTensors
 from kakera.kv.store import KvStore
 from kakera.model.state import StatePool
 from kakera.plan.store_sizes import ALIGNED, StoreSizes
-from kakera.run.store.host import CheckpointShape
+from kakera.run.store.host import CheckpointShape, Parts, memory_of
 from kakera.run.store.side_stream import SideStream
 from kakera.run.transfer import upload
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,38 @@ class PinnedStore:
                     for block in record.blocks:
                         self._free.give(block)
 
+    def copies(self, records: Sequence[DiskRecord]) -> list[Parts]:
+        """In whole blocks. What was sent has arrived when this returns, which is seldom a wait: the disk gets what has
+        lain for long."""
+        self._side.finish()
+        on_device = [record.id for record in records if record.on_device]
+        pages = iter([block for part in self._by_place(on_device) for block in self._device_blocks(part)])
+        return [
+            (next(pages),) if record.on_device else tuple(memory_of(t.clone()) for t in self._memory(record))
+            for record in records
+        ]
+
+    def places(self, records: Sequence[DiskRecord]) -> list[Parts]:
+        """Of blocks that were given back, copies may be under way: threads are not in the order of the stream."""
+        self._side.finish()
+        kept = {"page": self.pages, "sink": self.sinks, "checkpoint": self.checkpoints}
+        counts = {"page": 1, "sink": self._sizes.sink, "checkpoint": self._sizes.checkpoint}
+        for record in records:
+            kept[record.kind][record.id] = _Record(self._take(counts[record.kind]), record.position)
+        return [tuple(memory_of(t) for t in self._memory(record)) for record in records]
+
+    def _memory(self, record: DiskRecord) -> list[Tensor]:
+        kept = {"page": self.pages, "sink": self.sinks, "checkpoint": self.checkpoints}
+        return [host_B for host_B, _, _ in self._host_runs(kept[record.kind][record.id].blocks)]
+
+    def _device_blocks(self, ids: Sequence[int]) -> list[memoryview]:
+        """Pages of the device as they would lie in blocks."""
+        place = self._place_to_fill()
+        for view, tensor in zip(place.pages, self._kv.read_pages(self._ids(ids)), strict=True):
+            view[: len(ids)].copy_(tensor.movedim(1, 0))
+        blocks_NB = place.bytes_B[: len(ids) * self._sizes.block].cpu().view(len(ids), -1)
+        return [memory_of(block_B) for block_B in blocks_NB]
+
     def bytes(self) -> int:
         return len(self._free.held) * self._sizes.block
 
@@ -176,17 +210,22 @@ class PinnedStore:
 
     def _runs(self, place: _Place, blocks: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
         """Host and device memory of blocks that lie behind each other: a copy each."""
+        return ((host_B, place.bytes_B[begin:end]) for host_B, begin, end in self._host_runs(blocks))
+
+    def _host_runs(self, blocks: Sequence[int]) -> Iterator[tuple[Tensor, int, int]]:
+        """Host memory of blocks that lie behind each other, and which bytes of the record it holds."""
         size, per = self._sizes.block, self._sizes.per_segment
         for _, run in groupby(enumerate(blocks), lambda item: (item[1] - item[0], item[1] // per)):
             (first, block), *rest = run
             count = 1 + len(rest)
             begin = block % per * size
             host_B = self._segments_SB[block // per][begin : begin + count * size]
-            yield host_B, place.bytes_B[first * size : (first + count) * size]
+            yield host_B, first * size, (first + count) * size
 
-    def _by_place(self, pairs: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+    def _by_place(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
+        """In parts whose pages fit a place."""
         most = self._sizes.place_bytes // self._sizes.block
-        return (pairs[first : first + most] for first in range(0, len(pairs), most))
+        return (items[first : first + most] for first in range(0, len(items), most))
 
     def _page_blocks(self, hosts: Sequence[int]) -> list[int]:
         return [block for host in hosts for block in self.pages[host].blocks]

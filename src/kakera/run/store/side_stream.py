@@ -8,7 +8,7 @@ import torch
 
 
 class SideStream:
-    """The host never waits here. `run` orders work behind the computation, `join` and `wait` the other way round."""
+    """The host waits in `finish` only. `run` orders work behind the computation, `wait` the other way round."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -26,3 +26,7 @@ class SideStream:
     def wait(self, end: torch.cuda.Event) -> None:
         """What the computing stream gets from now on begins behind `end`."""
         torch.cuda.current_stream(self._device).wait_event(end)
+
+    def finish(self) -> None:
+        """The host waits for all that was queued."""
+        self._stream.synchronize()

@@ -1,0 +1,58 @@
+"""kakera cache: what the disk cache holds, and its end."""
+
+from __future__ import annotations
+
+import typer
+
+from kakera.cli.options import JsonOption
+
+app = typer.Typer(name="cache", help="The prefix cache on disk (kakera serve --disk-cache).", no_args_is_help=True)
+
+
+@app.command("ls")
+def ls(as_json: JsonOption = False) -> None:
+    """What is there, the least recently used model first."""
+    import json
+    import time
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from kakera.disk.home import default_home, directories, in_use
+
+    home = default_home()
+    found = directories(home)
+    if as_json:
+        entries = [
+            {"path": str(d.path), "bytes": d.bytes, "used_at": d.used_at, "in_use": in_use(d.path), "key": dict(d.key)}
+            for d in found
+        ]
+        typer.echo(json.dumps({"home": str(home), "bytes": sum(d.bytes for d in found), "models": entries}, indent=2))
+        return
+    if not found:
+        typer.echo(f"nothing in {home}")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column, justify in (("model", "left"), ("GB", "right"), ("last used", "left"), ("made with", "left")):
+        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for each in found:
+        when = "now" if in_use(each.path) else time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_at))
+        with_what = ", ".join(each.key[name] for name in ("KV codec", "states", "device") if name in each.key)
+        table.add_row(each.key.get("model", each.path.name), f"{each.bytes / 1e9:.2f}", when, with_what)
+    Console(highlight=False).print(table)
+    typer.echo(f"{sum(each.bytes for each in found) / 1e9:.2f} GB in {home}")
+
+
+@app.command("purge")
+def purge() -> None:
+    """Remove all of it but what a running server writes. Drives keep remnants of what is removed."""
+    from kakera.disk.home import default_home, directories, in_use, remove
+
+    home, gone = default_home(), 0
+    for each in directories(home):
+        if in_use(each.path):
+            typer.echo(f"kept {each.path}: a server writes there; stop it first", err=True)
+            continue
+        remove(each.path)
+        gone += each.bytes
+    typer.echo(f"removed {gone / 1e9:.2f} GB from {home}")

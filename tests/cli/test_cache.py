@@ -1,0 +1,62 @@
+"""kakera cache, and what --disk-cache refuses: all before a model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from kakera.cli import app
+from kakera.cli.engine import with_disk
+from kakera.disk.home import default_home
+from kakera.disk.log import DiskLog
+from kakera.errors import UsageError
+from kakera.run.process.recipe import EngineRecipe
+
+KEY = {"model": "mini", "KV codec": "int2, group 256, window 4 pages", "states": "fp16", "device": "cuda"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return default_home()
+
+
+def said(*command: str) -> str:
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_what_is_there_is_listed_and_removed_but_for_what_a_server_writes(home: Path) -> None:
+    assert "nothing in" in said("cache", "ls") and json.loads(said("cache", "ls", "--json"))["bytes"] == 0
+    home.mkdir(parents=True)
+    DiskLog(home, "a" * 32, KEY, 10**9).close()
+    writing = DiskLog(home, "b" * 32, KEY, 10**9)
+    (home / "notes").mkdir()
+    listed = json.loads(said("cache", "ls", "--json"))
+    assert [(m["key"]["model"], m["in_use"]) for m in listed["models"]] == [("mini", False), ("mini", True)]
+    assert "int2, group 256" in said("cache", "ls")
+    assert "a server writes there" in said("cache", "purge")
+    assert sorted(path.name[0] for path in home.iterdir()) == ["b", "n"]
+    writing.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "mode", "words"),
+    [("1MB", 0o700, "at least 64 MB"), ("1GB", 0o755, "chmod 700"), ("soon", 0o700, "soon")],
+)
+def test_a_disk_cache_that_can_not_be_is_refused_in_words(home: Path, wanted: str, mode: int, words: str) -> None:
+    home.mkdir(parents=True)
+    home.chmod(mode)
+    recipe = EngineRecipe(Path("model"), None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=words):
+        with_disk(recipe, wanted, lambda line: None)
+
+
+def test_the_home_is_never_a_relative_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_home() == tmp_path / ".cache/kakera/prefix" and default_home().is_absolute()
