@@ -20,7 +20,7 @@ DOCS = HOME.parents[1] / "docs"
 
 # Bottom to top, as docs/developers/architecture.md has it.
 ORDER = (
-    *("errors", "contract", "arch", "target", "plan", "cache", "schedule"),
+    *("errors", "contract", "arch", "target", "plan", "hub", "cache", "schedule"),
     *("ops", "weights", "kv", "model", "quantize"),
     *("text", "chat", "constrain", "run", "service", "server", "evaluate", "bench", "cli"),
 )
@@ -30,6 +30,7 @@ WITHOUT_TORCH = [
     "arch",
     "target",
     "plan",
+    "hub",
     "cache",
     "schedule",
     "text",

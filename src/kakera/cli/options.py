@@ -15,7 +15,7 @@ from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 
 MEMORY = "Memory"
-MODEL_HELP = "A directory, a Hugging Face repo id, `mini`, scripted:FILE or spec:NAME."
+MODEL_HELP = "A directory, a Hugging Face repo id (owner/name or owner/name@revision), `mini`, scripted:FILE or spec:NAME."
 ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help=MODEL_HELP),
@@ -36,7 +36,18 @@ CorsOption = Annotated[
     list[str] | None,
     typer.Option("--cors-origin", metavar="ORIGIN", help="Let this site's pages use the server. Repeatable."),
 ]
-NameOption = Annotated[str | None, typer.Option("--served-name", help="Model name that clients see.")]
+NameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--served-name",
+        "--served-model-name",
+        metavar="NAME",
+        help="Model name that clients see. Repeatable: answers carry the first, requests may have any of them.",
+    ),
+]
+AnyNameOption = Annotated[
+    bool, typer.Option("--any-name", help="Answer to every model name. Default: 404 for a name that is not served.")
+]
 LevelOption = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
 KeepAliveOption = Annotated[
     int,

@@ -1,0 +1,144 @@
+"""A hub on this machine: as much of the Hugging Face Hub's HTTP as huggingface_hub asks to find, read and download
+models. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
+
+Content = bytes | Path
+TOKEN = "hf_right"
+LFS = (".safetensors",)
+
+
+class LocalHub:
+    """`repositories`: id -> revision -> file -> content. `gated` ones let no file out without TOKEN, `private` ones
+    do not exist without. `asked` has every request; `bytes_sent` counts bodies of files."""
+
+    def __init__(self) -> None:
+        self.repositories: dict[str, dict[str, dict[str, Content]]] = {}
+        self.gated: set[str] = set()
+        self.private: set[str] = set()
+        self.asked: list[tuple[str, str, str | None]] = []  # method, path, Range
+        self.bytes_sent = 0
+        self.spoil: Callable[[str, bytes], bytes] = lambda file, data: data
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def ranges(self, file: str) -> list[str | None]:
+        """Of every GET of a file so far."""
+        return [range_ for method, path, range_ in self.asked if method == "GET" and path.endswith(f"/{file}")]
+
+
+def heard(hub: LocalHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment's names, for a library that reads them when it is imported; nobody is logged in."""
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1 << 20)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def commit_of(repository: str, revision: str) -> str:
+    return hashlib.sha1(f"{repository}@{revision}".encode()).hexdigest()
+
+
+def digest(file: str, data: bytes) -> str:
+    return (hashlib.sha256 if file.endswith(LFS) else hashlib.sha1)(data).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: LocalHub
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.hub.asked.append((self.command, path, self.headers.get("Range")))
+        match = re.fullmatch(r"(?P<api>/api/models)?/(?P<id>[^/]+/[^/]+)(?:/(?P<what>revision|refs|resolve)(?:/(?P<rest>.+))?)?", path)
+        repository = match["id"] if match else ""
+        may = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        if not match or repository not in self.hub.repositories or (repository in self.hub.private and not may):
+            return self._send(401 if match else 404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        revisions = self.hub.repositories[repository]
+        if match["what"] == "refs":
+            refs = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit_of(repository, name)} for name in revisions]
+            return self._json({"branches": refs, "tags": [], "converts": []})
+        asked = (match["rest"] or "main") if match["api"] else match["rest"]
+        file = None
+        if not match["api"]:
+            asked, _, file = asked.partition("/")
+        found = next((name for name in revisions if asked in (name, commit_of(repository, name))), None)
+        if found is None:
+            return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+        commit = commit_of(repository, found)
+        if file is None:
+            siblings = [self._sibling(name, _bytes(content)) for name, content in revisions[found].items()]
+            return self._json({"id": repository, "sha": commit, "siblings": siblings, "tags": [], "downloads": 0})
+        if repository in self.hub.gated and not may:
+            code = 403 if "Authorization" in self.headers else 401
+            return self._send(code, b"{}", {"X-Error-Code": "GatedRepo"})
+        if file not in revisions[found]:
+            return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+        self._file(file, _bytes(revisions[found][file]), commit)
+
+    def _file(self, name: str, whole: bytes, commit: str) -> None:
+        data, headers, status = whole, {"X-Repo-Commit": commit, "ETag": f'"{digest(name, whole)}"'}, 200
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            begin, end = int(wanted[1]), min(int(wanted[2] or len(whole)), len(whole) - 1)
+            data, status = whole[begin : end + 1], 206
+            headers["Content-Range"] = f"bytes {begin}-{end}/{len(whole)}"
+        self._send(status, self.hub.spoil(name, data), headers)
+        self.hub.bytes_sent += len(data) if self.command == "GET" else 0
+
+    def _sibling(self, name: str, data: bytes) -> dict[str, object]:
+        entry: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": digest("", data)}
+        if name.endswith(LFS):
+            entry["lfs"] = {"sha256": digest(name, data), "size": len(data), "pointerSize": 130}
+        return entry
+
+    def _json(self, value: object) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _bytes(content: Content) -> bytes:
+    return content.read_bytes() if isinstance(content, Path) else content
