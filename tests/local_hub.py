@@ -22,19 +22,21 @@ LFS = (".safetensors",)
 
 class LocalHub:
     """`repositories`: id -> revision -> file -> content. `gated` ones let no file out without TOKEN, `private` ones
-    do not exist without. `asked` has every request; `bytes_sent` counts bodies of files."""
+    do not exist without. `asked` has every request; `spoil` what becomes of a file on its way."""
 
     def __init__(self) -> None:
-        self.repositories: dict[str, dict[str, dict[str, Content]]] = {}
-        self.gated: set[str] = set()
-        self.private: set[str] = set()
-        self.asked: list[tuple[str, str, str | None]] = []  # method, path, Range
-        self.bytes_sent = 0
-        self.spoil: Callable[[str, bytes], bytes] = lambda file, data: data
+        self.forget()
         handler = type("Handler", (_Handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def forget(self) -> None:
+        self.repositories: dict[str, dict[str, dict[str, Content]]] = {}
+        self.gated: set[str] = set()
+        self.private: set[str] = set()
+        self.asked: list[tuple[str, str, str | None]] = []  # method, path, Range
+        self.spoil: Callable[[str, bytes], bytes] = lambda file, data: data
 
     @property
     def url(self) -> str:
@@ -45,8 +47,8 @@ class LocalHub:
         self._server.server_close()
 
     def ranges(self, file: str) -> list[str | None]:
-        """Of every GET of a file so far."""
-        return [range_ for method, path, range_ in self.asked if method == "GET" and path.endswith(f"/{file}")]
+        """Of every GET of a file so far, None for one of the whole file."""
+        return [part for method, path, part in self.asked if method == "GET" and path.endswith(f"/{file}")]
 
 
 def heard(hub: LocalHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,32 +85,40 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
-        match = re.fullmatch(r"(?P<api>/api/models)?/(?P<id>[^/]+/[^/]+)(?:/(?P<what>revision|refs|resolve)(?:/(?P<rest>.+))?)?", path)
-        repository = match["id"] if match else ""
+        of_api = path.startswith("/api/models/")
+        owner, name, *rest = path.removeprefix("/api/models").split("/")[1:] + [""]
+        repository = f"{owner}/{name}"
         may = self.headers.get("Authorization") == f"Bearer {TOKEN}"
-        if not match or repository not in self.hub.repositories or (repository in self.hub.private and not may):
-            return self._send(401 if match else 404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        if repository not in self.hub.repositories or (repository in self.hub.private and not may):
+            self._send(401 if name else 404, b"{}", {"X-Error-Code": "RepoNotFound"})
+        elif rest[0] == "refs":
+            self._refs(repository)
+        elif rest[0] == "resolve" and repository in self.hub.gated and not may:
+            self._send(403 if "Authorization" in self.headers else 401, b"{}", {"X-Error-Code": "GatedRepo"})
+        else:
+            revision, *parts = [part for part in rest[1:] if part] or ["main"]
+            self._of_revision(repository, revision, "" if of_api else "/".join(parts))
+
+    def _refs(self, repository: str) -> None:
+        names = self.hub.repositories[repository]
+        refs = [{"name": n, "ref": f"refs/heads/{n}", "targetCommit": commit_of(repository, n)} for n in names]
+        self._json({"branches": refs, "tags": [], "converts": []})
+
+    def _of_revision(self, repository: str, asked: str, file: str) -> None:
+        """Of a branch or commit: what is in it, or one file."""
         revisions = self.hub.repositories[repository]
-        if match["what"] == "refs":
-            refs = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit_of(repository, name)} for name in revisions]
-            return self._json({"branches": refs, "tags": [], "converts": []})
-        asked = (match["rest"] or "main") if match["api"] else match["rest"]
-        file = None
-        if not match["api"]:
-            asked, _, file = asked.partition("/")
         found = next((name for name in revisions if asked in (name, commit_of(repository, name))), None)
         if found is None:
-            return self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
-        commit = commit_of(repository, found)
-        if file is None:
-            siblings = [self._sibling(name, _bytes(content)) for name, content in revisions[found].items()]
-            return self._json({"id": repository, "sha": commit, "siblings": siblings, "tags": [], "downloads": 0})
-        if repository in self.hub.gated and not may:
-            code = 403 if "Authorization" in self.headers else 401
-            return self._send(code, b"{}", {"X-Error-Code": "GatedRepo"})
-        if file not in revisions[found]:
-            return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-        self._file(file, _bytes(revisions[found][file]), commit)
+            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            return
+        commit, files = commit_of(repository, found), revisions[found]
+        if not file:
+            siblings = [self._sibling(name, _bytes(content)) for name, content in files.items()]
+            self._json({"id": repository, "sha": commit, "siblings": siblings, "tags": [], "downloads": 0})
+        elif file in files:
+            self._file(file, _bytes(files[file]), commit)
+        else:
+            self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
 
     def _file(self, name: str, whole: bytes, commit: str) -> None:
         data, headers, status = whole, {"X-Repo-Commit": commit, "ETag": f'"{digest(name, whole)}"'}, 200
@@ -117,7 +127,6 @@ class _Handler(BaseHTTPRequestHandler):
             data, status = whole[begin : end + 1], 206
             headers["Content-Range"] = f"bytes {begin}-{end}/{len(whole)}"
         self._send(status, self.hub.spoil(name, data), headers)
-        self.hub.bytes_sent += len(data) if self.command == "GET" else 0
 
     def _sibling(self, name: str, data: bytes) -> dict[str, object]:
         entry: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": digest("", data)}

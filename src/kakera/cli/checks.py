@@ -226,7 +226,5 @@ def _damaged_files(directory: Path) -> list[str]:
         return [sums.name]
     expected = [line.split(maxsplit=1) for line in sums.read_text().splitlines() if line.strip()]
     return [
-        name
-        for digest, name in expected
-        if not (directory / name).is_file() or sha256_of(directory / name) != digest
+        name for digest, name in expected if not (directory / name).is_file() or sha256_of(directory / name) != digest
     ]

@@ -46,8 +46,8 @@ def info(
     summary = summarise(spec, entries)
     if as_json:
         listed = {"tensors": [vars(e) for e in entries]} if tensors else {"groups": [vars(g) for g in groups]}
-        origins = {"origin": vars(origin) if origin else None}
-        typer.echo(json.dumps({"model": name, "path": path, **origins, **summary, **listed}, indent=2))
+        source = vars(origin) if origin else None
+        typer.echo(json.dumps({"model": name, "path": path, "source": source, **summary, **listed}, indent=2))
         return
     _print(name, summary, [_single(e) for e in entries] if tensors else groups)
     if origin:

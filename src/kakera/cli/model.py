@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,11 +88,11 @@ def resolve_model(name: str) -> Model:
         shape = name.removeprefix(SPEC)
         return Model(name, directory_for(Path(shape).name, _config_of(shape), BUNDLED))
     if name == "mini":
-        return Model("mini", _complete(BUNDLED))
+        return Model("mini", whole(BUNDLED))
     path = Path(name).expanduser()
     if path.is_dir():
         refuse_unserved(_config_in(path))
-        return Model(path.resolve().name, _complete(path))
+        return Model(path.resolve().name, whole(path))
     if name in KNOWN:
         refuse_unserved(KNOWN[name])
         raise UsageError(
@@ -159,7 +160,7 @@ def _config_of(shape: str) -> dict[str, Any]:
     return config
 
 
-def _complete(path: Path) -> Path:
+def whole(path: Path) -> Path:
     """Name every missing file at once: a model without its tokenizer would start and answer nonsense."""
     from kakera.arch.stored import checkpoint_files
 
@@ -195,30 +196,40 @@ def _reached(repository: Repository) -> Remote | Path:
         if (found := on_disk(repository)) is None:
             raise
         try:
-            return _complete(found)
+            return whole(found)
         except CheckpointError as lacking:
             raise CheckpointError(f"{reason}. Only a part of it is on this disk: {lacking}") from None
 
 
-def pulled(remote: Remote) -> Pulled:
-    """From the cache, or downloaded once the config and the headers say that kakera serves it and the disk has room.
-    Raises CheckpointError, Unserved."""
+def needed(remote: Remote) -> tuple[list[str], dict[str, int]]:
+    """The files that serving needs, and the bytes that have still to come of those that are not on this disk. Raises
+    CheckpointError or Unserved, by the config and the headers, for what kakera does not serve."""
     from kakera.arch.registry import spec_of
-    from kakera.cli.progress import progress
-    from kakera.hub.download import absent, check_room, fetch
+    from kakera.hub.download import absent
     from kakera.hub.remote import needed_files, read_json
-    from kakera.plan.table import gigabytes
 
     spec = spec_of(read_json(remote, "config.json"))
     names = needed_files(remote, spec.names.beside)
-    coming = absent(remote, names)
-    if coming:
+    if coming := absent(remote, names):
         _remote_shape(remote)
-        check_room(remote, coming)
+    return names, coming
+
+
+def pulled(remote: Remote, before: Callable[[int], None] | None = None) -> Pulled:
+    """From the cache, or downloaded once the disk was found to have room for it. `before` hears how many bytes will
+    come, and may raise. Raises as `needed`."""
+    from kakera.cli.progress import progress
+    from kakera.hub.download import check_room, fetch
+    from kakera.plan.table import gigabytes
+
+    names, coming = needed(remote)
+    check_room(remote, coming)
     came = sum(coming.values())
+    if before and came:
+        before(came)
     with progress(str(remote.repository), came, gigabytes) as advance:
         path = fetch(remote, names, advance)
-    return Pulled(_complete(path), sum(remote.files[name].bytes for name in names), came)
+    return Pulled(whole(path), sum(remote.files[name].bytes for name in names), came)
 
 
 def _remote_shape(remote: Remote) -> Shape:

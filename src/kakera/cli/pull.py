@@ -28,7 +28,13 @@ def pull(
     remote = look(named_repository(name))
     done = pulled(remote)
     if as_json:
-        found = {"model": name, **vars(remote.source), "path": str(done.path), "bytes": done.bytes, "downloaded": done.came}
+        found = {
+            "model": name,
+            **vars(remote.source),
+            "path": str(done.path),
+            "bytes": done.bytes,
+            "downloaded": done.came,
+        }
         typer.echo(json.dumps(found, indent=2))
         return
     came = f"{gigabytes(done.came)} of it came now" if done.came else "all of it was there"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kakera.hub.names import Repository, Source
 
+LOOKED_AT = 64 << 20  # bytes: config, index and tokenizer of a large model
 PART = ".part"  # of a blob of which only a beginning is there
 _SNAPSHOT = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]{40})")
 
@@ -23,6 +24,11 @@ class Snapshot:
     bytes: int
     used: float
     waiting: int = 0
+
+    @property
+    def only_looked_at(self) -> bool:
+        """Nothing but the small files that are read before a download."""
+        return not self.waiting and self.bytes < LOOKED_AT and not any(self.path.glob("*.safetensors"))
 
 
 def cache_directory() -> Path:

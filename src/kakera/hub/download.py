@@ -45,7 +45,7 @@ def absent(remote: Remote, names: Iterable[str]) -> dict[str, int]:
 def check_room(remote: Remote, coming: Mapping[str, int]) -> None:
     """Raises CheckpointError if the disk can not hold what has still to come."""
     place, free = room()
-    if (need := sum(coming.values()) + SPARE) > free:
+    if coming and (need := sum(coming.values()) + SPARE) > free:
         raise CheckpointError(
             f"{remote.repository}: {gigabytes(sum(coming.values()))} have still to come, and {place} has "
             f"{gigabytes(free)} free, {gigabytes(SPARE)} of which kakera leaves: free {gigabytes(need - free)}, or set "
@@ -56,7 +56,7 @@ def check_room(remote: Remote, coming: Mapping[str, int]) -> None:
 def fetch(remote: Remote, names: Iterable[str], advance: Advance) -> Path:
     """The snapshot's directory with these files in it. `advance` gets bytes as they come. Raises CheckpointError."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
 
     shown = not are_progress_bars_disabled()
     disable_progress_bars()
@@ -97,7 +97,7 @@ def _fetch_large(remote: Remote, name: str, file: File, digest: str, advance: Ad
     """Its blob, begun or continued, and compared with its SHA-256. Raises CheckpointError."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     blob = _blob(remote, digest)
     if blob.exists():
