@@ -18,6 +18,7 @@ from huggingface_hub import constants
 Content = bytes | Path
 TOKEN = "hf_right"
 LFS = (".safetensors",)
+LARGEST = 1 << 28
 
 
 class LocalHub:
@@ -68,8 +69,22 @@ def commit_of(repository: str, revision: str) -> str:
     return hashlib.sha1(f"{repository}@{revision}".encode()).hexdigest()
 
 
-def digest(file: str, data: bytes) -> str:
+def digest(file: str, content: Content) -> str:
+    """Of a file too large to read, which nobody will download, that of its name."""
+    data = str(content).encode() if _size(content) > LARGEST else _part(content, 0, LARGEST)
     return (hashlib.sha256 if file.endswith(LFS) else hashlib.sha1)(data).hexdigest()
+
+
+def _size(content: Content) -> int:
+    return content.stat().st_size if isinstance(content, Path) else len(content)
+
+
+def _part(content: Content, begin: int, end: int) -> bytes:
+    if isinstance(content, bytes):
+        return content[begin:end]
+    with content.open("rb") as file:
+        file.seek(begin)
+        return file.read(end - begin)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
         of_api = path.startswith("/api/models/")
-        owner, name, *rest = path.removeprefix("/api/models").split("/")[1:] + [""]
+        owner, name, *rest = [*path.removeprefix("/api/models").split("/")[1:], ""]
         repository = f"{owner}/{name}"
         may = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if repository not in self.hub.repositories or (repository in self.hub.private and not may):
@@ -113,25 +128,27 @@ class _Handler(BaseHTTPRequestHandler):
             return
         commit, files = commit_of(repository, found), revisions[found]
         if not file:
-            siblings = [self._sibling(name, _bytes(content)) for name, content in files.items()]
+            siblings = [self._sibling(name, content) for name, content in files.items()]
             self._json({"id": repository, "sha": commit, "siblings": siblings, "tags": [], "downloads": 0})
         elif file in files:
-            self._file(file, _bytes(files[file]), commit)
+            self._file(file, files[file], commit)
         else:
             self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
 
-    def _file(self, name: str, whole: bytes, commit: str) -> None:
-        data, headers, status = whole, {"X-Repo-Commit": commit, "ETag": f'"{digest(name, whole)}"'}, 200
+    def _file(self, name: str, content: Content, commit: str) -> None:
+        size = _size(content)
+        begin, end, status = 0, size, 200
+        headers = {"X-Repo-Commit": commit, "ETag": f'"{digest(name, content)}"'}
         if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            begin, end = int(wanted[1]), min(int(wanted[2] or len(whole)), len(whole) - 1)
-            data, status = whole[begin : end + 1], 206
-            headers["Content-Range"] = f"bytes {begin}-{end}/{len(whole)}"
-        self._send(status, self.hub.spoil(name, data), headers)
+            begin, end, status = int(wanted[1]), min(int(wanted[2] or size) + 1, size), 206
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{size}"
+        self._send(status, self.hub.spoil(name, _part(content, begin, end)), headers)
 
-    def _sibling(self, name: str, data: bytes) -> dict[str, object]:
-        entry: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": digest("", data)}
+    def _sibling(self, name: str, content: Content) -> dict[str, object]:
+        size = _size(content)
+        entry: dict[str, object] = {"rfilename": name, "size": size, "blobId": digest("", content)}
         if name.endswith(LFS):
-            entry["lfs"] = {"sha256": digest(name, data), "size": len(data), "pointerSize": 130}
+            entry["lfs"] = {"sha256": digest(name, content), "size": size, "pointerSize": 130}
         return entry
 
     def _json(self, value: object) -> None:
@@ -147,7 +164,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
-
-
-def _bytes(content: Content) -> bytes:
-    return content.read_bytes() if isinstance(content, Path) else content

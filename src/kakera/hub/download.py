@@ -56,7 +56,11 @@ def check_room(remote: Remote, coming: Mapping[str, int]) -> None:
 def fetch(remote: Remote, names: Iterable[str], advance: Advance) -> Path:
     """The snapshot's directory with these files in it. `advance` gets bytes as they come. Raises CheckpointError."""
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars  # type: ignore[attr-defined]
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     shown = not are_progress_bars_disabled()
     disable_progress_bars()

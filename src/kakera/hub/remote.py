@@ -125,6 +125,7 @@ def failed(repository: Repository, error: Exception) -> CheckpointError:
     from huggingface_hub.errors import (
         GatedRepoError,
         LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -136,6 +137,11 @@ def failed(repository: Repository, error: Exception) -> CheckpointError:
     host = constants.ENDPOINT.partition("://")[2]
     page = f"{constants.ENDPOINT}/{repository.id}"
     token = "set HF_TOKEN, or log in (hf auth login)" if get_token() is None else "check the token (HF_TOKEN)"
+    if isinstance(error, OfflineModeIsEnabled):
+        return CheckpointError(
+            f"{repository} could not be fetched from {host}: HF_HUB_OFFLINE is set, and then only what is on this disk "
+            "can be used; kakera models shows that, and kakera pull without HF_HUB_OFFLINE fetches it"
+        )
     if isinstance(error, GatedRepoError):
         return CheckpointError(f"{repository}: its owner gives access on request: ask for it at {page}, then {token}")
     if isinstance(error, RepositoryNotFoundError):
