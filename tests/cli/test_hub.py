@@ -152,6 +152,17 @@ def test_up_chooses_the_best_that_fits_and_asks_no_network(
     assert any(line.startswith("Download: 10.15 GB into ") for line in lines) is (chosen != "mini")
 
 
+def test_the_published_checkpoints_are_planned_and_told() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    for checkpoint in PUBLISHED:
+        assert checkpoint.name in page and (checkpoint.shape or checkpoint.unserved)
+        if checkpoint.bytes and checkpoint.shape:
+            weights = read_shape(checkpoint.shape).weights()
+            stored = weights.coded + sum(part.bytes for part in weights.parts)
+            assert stored == pytest.approx(checkpoint.bytes, rel=0.03)
+            assert f"| {checkpoint.bytes / 1e9:.1f} GB |" in page
+
+
 def test_up_without_a_card_says_so(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "detect_gpus", lambda: ((), ()))
     assert kakera("up", "--dry-run").stdout.startswith("Machine: no NVIDIA card is used; cpu (")
