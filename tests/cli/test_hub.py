@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -170,12 +171,14 @@ def test_up_without_a_card_says_so(hub: LocalHub, monkeypatch: pytest.MonkeyPatc
 
 def test_up_pulls_and_serves_with_the_options_of_serve(tiny: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[dict] = []
-    monkeypatch.setattr(up, "serve", lambda **options: served.append(options))
-    asked = ["up", NAME, "--gpus", "cpu:4GB", "--port", "0", "--served-name", "a", "--context", "2k", "--chunk", "128"]
-    asked[asked.index("0")] = "31999"
+    monkeypatch.setattr(up, "serve", functools.wraps(up.serve)(lambda **options: served.append(options)))
+    given = ["--port", "31999", "--served-name", "a", "--any-name", "--gpus", "cpu:4GB", "--context", "2048"]
+    asked = ["up", NAME, *given, "--chunk", "128", "--api-key", "secret"]
     monkeypatch.setattr(up, "check_port", lambda host, port: None)
     before = kakera(*asked, "--dry-run").stdout
-    assert "Download: 0.7 MB into " in before and not served
+    assert "Download: 0.7 MB into " in before and not served and "secret" not in before
+    words = before.splitlines()[-1].removeprefix(f"The same by hand: kakera serve {NAME} ").split()
+    assert " ".join(words) == "--port 31999 --api-key KEY " + " ".join([*given[2:], "--chunk", "128"])
     kakera(*asked, "--yes")
     (options,) = served
     assert options["model"] == NAME and (options["port"], options["served_name"]) == (31999, ["a"])
@@ -219,7 +222,7 @@ def test_up_takes_a_small_chunk_where_the_default_one_does_not_fit(monkeypatch: 
     monkeypatch.setattr(choice, "make_plan", tight)
     checkpoint = next(found for found in PUBLISHED if found.shape == "qwen3.8-27b")
     found = choice.weighed(checkpoint, Wishes(), devices.resolve("24GB"))
-    assert found.plan and found.plan.chunk == choice.SMALL_CHUNK and up.by_hand(found).endswith(" --chunk 512")
+    assert found.plan and found.plan.chunk == choice.SMALL_CHUNK
     for wishes, machine in ((Wishes(chunk=2048), "24GB"), (Wishes(), "cpu")):  # asked for; of no use
         against = choice.weighed(checkpoint, wishes, devices.resolve(machine)).against
         assert against == "it does not fit; the cheapest way: --chunk 512"

@@ -123,7 +123,7 @@ def test_a_full_disk_is_found_before(tiny: LocalHub, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"model.gguf": b""}, "has neither model.safetensors nor"),
+        ({"README.md": b""}, "has neither model.safetensors nor"),
         ({"model.safetensors.index.json": b"[]"}, "can not be read"),
         ({"model.safetensors.index.json": b"{"}, "not valid JSON"),
         ({"model.safetensors.index.json": INDEX}, "names model-1.safetensors, which is not in the repository"),

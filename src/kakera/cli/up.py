@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 import sys
 from collections.abc import Iterator
@@ -59,17 +60,19 @@ def up(
     name, others = chosen.checkpoint.name, [candidate for candidate in found if candidate is not chosen]
     repository = repository_of(name)
     place = place_of(chosen, repository) if repository else Place()
+    options["chunk"] = chosen.wishes.chunk
+    told = (machine, chosen, others, place, by_hand(name, options))
     if as_json:
-        typer.echo(json.dumps(document(machine, chosen, others, place), indent=2))
+        typer.echo(json.dumps(document(*told), indent=2))
     else:
-        for line in explanation(machine, chosen, others, place):
+        for line in explanation(*told):
             typer.echo(line)
     if dry_run:
         return
     check_port(options["host"], options["port"])
     if repository:
         _download(repository, ask=sys.stdin.isatty() and not (yes or as_json))
-    serve(model=name, **{**options, "chunk": chosen.wishes.chunk})
+    serve(model=name, **options)
 
 
 def repository_of(name: str) -> Repository | None:
@@ -114,7 +117,9 @@ def _download(repository: Repository, *, ask: bool) -> None:
     pulled(remote, question)
 
 
-def explanation(machine: Machine, chosen: Candidate, others: list[Candidate], place: Place) -> Iterator[str]:
+def explanation(
+    machine: Machine, chosen: Candidate, others: list[Candidate], place: Place, command: str
+) -> Iterator[str]:
     """Lines: the machine, the choice and its plan, what else there was, the download, the same by hand."""
     from kakera.plan.table import gigabytes, speed_line, summary
 
@@ -134,7 +139,7 @@ def explanation(machine: Machine, chosen: Candidate, others: list[Candidate], pl
         yield f"Download: {gigabytes(place.coming)} into {place.directory}, {gigabytes(place.free)} free{short}"
     elif place.directory:
         yield f"On this disk: {place.directory}"
-    yield f"The same by hand: {by_hand(chosen)}"
+    yield f"The same by hand: {command}"
 
 
 def runner_up(others: list[Candidate]) -> Candidate | None:
@@ -143,12 +148,22 @@ def runner_up(others: list[Candidate]) -> Candidate | None:
     return next(iter(could + [candidate for candidate in others if not candidate.checkpoint.unserved]), None)
 
 
-def by_hand(chosen: Candidate) -> str:
-    chunk = f" --chunk {chosen.wishes.chunk}" if chosen.wishes.chunk else ""
-    return f"kakera serve {shlex.quote(chosen.checkpoint.name)}{chunk}"
+def by_hand(name: str, options: dict[str, Any]) -> str:
+    """The command that does the same without a choice: what was given, but for the key."""
+    words = ["kakera", "serve", name]
+    for field, parameter in inspect.signature(serve).parameters.items():
+        value = options.get(field, parameter.default)
+        if value != parameter.default:
+            given = value if isinstance(value, list) else ["KEY" if field == "api_key" else value]
+            option = f"--{field.replace('_', '-')}"
+            words += [word for one in given for word in ([option] if one is True else [option, str(one)])]
+    return shlex.join(words)
 
 
-def document(machine: Machine, chosen: Candidate, others: list[Candidate], place: Place) -> dict[str, Any]:
+def document(
+    machine: Machine, chosen: Candidate, others: list[Candidate], place: Place, command: str
+) -> dict[str, Any]:
+    """The same for a program."""
     return {
         "devices": [asdict(device) for device in machine.devices],
         "warnings": list(machine.warnings),
@@ -158,5 +173,5 @@ def document(machine: Machine, chosen: Candidate, others: list[Candidate], place
         "directory": str(place.directory) if place.directory else None,
         "download_bytes": place.coming,
         "free_bytes": place.free,
-        "command": by_hand(chosen),
+        "command": command,
     }
