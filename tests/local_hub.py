@@ -17,7 +17,8 @@ from huggingface_hub import constants
 
 Content = bytes | Path
 TOKEN = "hf_right"
-LFS = (".safetensors",)
+LFS = (".safetensors",)  # kept elsewhere: who asks for one is sent there, without the token
+CDN = "/cdn/"
 LARGEST = 1 << 28
 
 
@@ -48,8 +49,10 @@ class LocalHub:
         self._server.server_close()
 
     def ranges(self, file: str) -> list[str | None]:
-        """Of every GET of a file so far, None for one of the whole file."""
-        return [part for method, path, part in self.asked if method == "GET" and path.endswith(f"/{file}")]
+        """Of every GET so far that brought a file, or a part of it; None: the whole file."""
+        stored = CDN if file.endswith(LFS) else ""
+        asked = [(path, part) for method, path, part in self.asked if method == "GET" and path.endswith(f"/{file}")]
+        return [part for path, part in asked if path.startswith(stored)]
 
 
 def heard(hub: LocalHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.asked.append((self.command, path, self.headers.get("Range")))
+        if path.startswith(CDN):
+            self._from_elsewhere(*path.removeprefix(CDN).split("/", 3))
+            return
         of_api = path.startswith("/api/models/")
         owner, name, *rest = [*path.removeprefix("/api/models").split("/")[1:], ""]
         repository = f"{owner}/{name}"
@@ -130,10 +136,26 @@ class _Handler(BaseHTTPRequestHandler):
         if not file:
             siblings = [self._sibling(name, content) for name, content in files.items()]
             self._json({"id": repository, "sha": commit, "siblings": siblings, "tags": [], "downloads": 0})
+        elif file in files and file.endswith(LFS):
+            self._elsewhere(repository, file, files[file], commit)
         elif file in files:
             self._file(file, files[file], commit)
         else:
             self._send(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+
+    def _elsewhere(self, repository: str, file: str, content: Content, commit: str) -> None:
+        place = f"http://localhost:{self.server.server_address[1]}{CDN}{repository}/{commit}/{file}"
+        linked = {"X-Linked-Etag": f'"{digest(file, content)}"', "X-Linked-Size": str(_size(content))}
+        self._send(302, b"", {"Location": place, "X-Repo-Commit": commit, "ETag": '"of the pointer"', **linked})
+
+    def _from_elsewhere(self, owner: str, name: str, commit: str, file: str) -> None:
+        """Signed addresses are refused together with a token."""
+        repository = f"{owner}/{name}"
+        found = next(n for n in self.hub.repositories[repository] if commit_of(repository, n) == commit)
+        if "Authorization" in self.headers:
+            self._send(400, b"", {})
+        else:
+            self._file(file, self.hub.repositories[repository][found][file], commit)
 
     def _file(self, name: str, content: Content, commit: str) -> None:
         size = _size(content)

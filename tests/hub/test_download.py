@@ -158,6 +158,14 @@ def test_errors_say_what_to_do(tiny: LocalHub, monkeypatch: pytest.MonkeyPatch) 
     assert "could not be fetched" in said("owner/tiny") and on_disk(Repository("owner/tiny")) == path
 
 
+def test_digests_that_are_none_become_no_paths(tiny: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("local_hub.digest", lambda file, content: "../../outside")
+    assert {file.digest for file in seen().files.values()} == {None}
+    monkeypatch.setattr("local_hub.commit_of", lambda repository, revision: "../../outside")
+    with pytest.raises(CheckpointError, match="names no commit; if HF_ENDPOINT is set"):
+        seen()
+
+
 def test_what_was_only_looked_at_is_no_model(tiny: LocalHub) -> None:
     read_json(seen(), "config.json")
     (row,), _ = snapshots()

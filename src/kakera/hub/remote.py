@@ -7,6 +7,7 @@ no network. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are heard by huggingface_hu
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ CONNECT_SECONDS = 10.0
 SMALL = (".json", ".jinja")  # configs, the tokenizer, the template, the index
 SMALL_BYTES = 64 << 20  # the tokenizer of 248,320 tokens takes 20 MB; a larger JSON file is no part of a model
 READERS = 8
+_COMMIT, _DIGEST = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # they become names of files
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,12 @@ def look(repository: Repository) -> Remote:
         )
     except Exception as error:  # connection errors belong to the hub's HTTP library, and that changes by version
         raise failed(repository, error) from None
-    files = {
-        item.rfilename: File(item.size or 0, item.lfs.sha256 if item.lfs else item.blob_id)
-        for item in info.siblings or ()
-    }
+    if not _COMMIT.fullmatch(info.sha or ""):
+        raise CheckpointError(f"{repository}: the hub names no commit; if HF_ENDPOINT is set, check that it is a hub")
+    files = {}
+    for item in info.siblings or ():
+        digest = (item.lfs.sha256 if item.lfs else item.blob_id) or ""
+        files[item.rfilename] = File(item.size or 0, digest if _DIGEST.fullmatch(digest) else None)
     return Remote(repository, str(info.sha), files)
 
 
