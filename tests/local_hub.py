@@ -19,7 +19,7 @@ Content = bytes | Path
 TOKEN = "hf_right"
 LFS = (".safetensors",)  # kept elsewhere: who asks for one is sent there, without the token
 CDN = "/cdn/"
-LARGEST = 1 << 28
+LARGEST = 16 << 20
 
 
 class LocalHub:
