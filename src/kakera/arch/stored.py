@@ -120,9 +120,10 @@ def indexed_files(index: Any, where: str) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     try:
         for name, file in index["weight_map"].items():
-            if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
-                raise ValueError(f"{name} is said to lie in {file}, outside of the model's directory")
             found.setdefault(file, set()).add(name)
+        for file, names in found.items():
+            if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
+                raise ValueError(f"{min(names)} is said to lie in {file}, outside of the model's directory")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CheckpointError(f"{where} can not be read ({error!r})") from None
     return found
