@@ -131,10 +131,11 @@ def test_options_of_a_service_are_options_of_serve(tmp_path: Path) -> None:
     name = f"scripted:{script}"
     wishes = Wishes("cpu", 1024, 2, 64, "bf16", 16, 128, "rotation.bin", "fp16", 10**6)
     key = Path("/k")
-    words = serve_options(resolve_model(name), name, "0.0.0.0", 1, key, "n", "debug", wishes)
+    words = serve_options(resolve_model(name), name, "0.0.0.0", 1, key, ["n", "m"], "debug", wishes)
     known = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
     given_options = [word for word in words if word.startswith("--")]
-    assert len(given_options) == 15 and all(option in known for option in given_options)
+    assert words[-4:] == ("--served-name", "n", "--served-name", "m") and len(given_options) == 16
+    assert all(option in known for option in given_options)
     assert words[0] == f"scripted:{script.resolve()}" and Path(words[words.index("--rotation") + 1]).is_absolute()
 
 

@@ -102,19 +102,30 @@ def checkpoint_files(directory: Path) -> dict[Path, set[str]]:
         return {directory / SINGLE: set()}
     if not index.is_file():
         raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}: it has no weights")
-    found: dict[Path, set[str]] = {}
     try:
-        for name, file in parsed(index.read_bytes())["weight_map"].items():
-            if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
-                raise ValueError(f"{name} is said to lie in {file}, outside of the model's directory")
-            found.setdefault(directory / file, set()).add(name)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        content = parsed(index.read_bytes())
+    except ValueError as error:
         raise CheckpointError(f"{index} can not be read ({error!r})") from None
+    found = {directory / file: names for file, names in indexed_files(content, str(index)).items()}
     for path, names in found.items():
         if not path.is_file():
             raise CheckpointError(
                 f"{index} puts tensor {min(names)} into {path.name}, but that file is missing; download it again"
             )
+    return found
+
+
+def indexed_files(index: Any, where: str) -> dict[str, set[str]]:
+    """Files that an index names, each with its tensors. Raises CheckpointError."""
+    found: dict[str, set[str]] = {}
+    try:
+        for name, file in index["weight_map"].items():
+            found.setdefault(file, set()).add(name)
+        for file, names in found.items():
+            if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
+                raise ValueError(f"{min(names)} is said to lie in {file}, outside of the model's directory")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{where} can not be read ({error!r})") from None
     return found
 
 

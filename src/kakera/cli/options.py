@@ -15,7 +15,9 @@ from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 
 MEMORY = "Memory"
-MODEL_HELP = "A directory, a Hugging Face repo id, `mini`, scripted:FILE or spec:NAME."
+MODEL_HELP = (
+    "A directory, a Hugging Face repo id (owner/name or owner/name@revision), `mini`, scripted:FILE or spec:NAME."
+)
 ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help=MODEL_HELP),
@@ -36,7 +38,18 @@ CorsOption = Annotated[
     list[str] | None,
     typer.Option("--cors-origin", metavar="ORIGIN", help="Let this site's pages use the server. Repeatable."),
 ]
-NameOption = Annotated[str | None, typer.Option("--served-name", help="Model name that clients see.")]
+NameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--served-name",
+        "--served-model-name",
+        metavar="NAME",
+        help="Model name that clients see. Repeatable: answers carry the first, requests may have any of them.",
+    ),
+]
+AnyNameOption = Annotated[
+    bool, typer.Option("--any-name", help="Answer to every model name. Default: 404 for a name that is not served.")
+]
 LevelOption = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
 KeepAliveOption = Annotated[
     int,
@@ -115,7 +128,7 @@ def with_memory_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        command(wishes=_wishes({name: values.pop(name) for name in MEMORY_OPTIONS}), **values)
+        command(wishes=wishes_of({name: values.pop(name) for name in MEMORY_OPTIONS}), **values)
 
     own = inspect.signature(command, eval_str=True)
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -124,13 +137,38 @@ def with_memory_options(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(name, kind, default=default, annotation=annotation)
         for name, (annotation, default) in MEMORY_OPTIONS.items()
     ]
-    wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return _signed(wrapper, parameters)
+
+
+def with_options_of(other: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, in the place of its `**options`, the options of another one that it does not have itself."""
+
+    def of(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            command(**values)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [p.replace(kind=kind) for p in own.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = inspect.signature(other).parameters
+        return _signed(wrapper, parameters + [p.replace(kind=kind) for name, p in more.items() if name not in own])
+
+    return of
+
+
+def _signed(wrapper: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    """Typer reads what a command takes from its signature and its annotations."""
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
 
 
-def _wishes(values: dict[str, Any]) -> Wishes:
+def wishes_of(values: dict[str, Any]) -> Wishes:
+    """From the memory options as typer gives them. Raises UsageError."""
     from kakera.target.devices import parse_bytes
+
+    values = dict(values)
 
     assert set(values) == {field.name for field in fields(Wishes)}
     if (text := values["host_cache"]) is not None:

@@ -15,6 +15,7 @@ from kakera.cli.options import (
     DEFAULT_PORT,
     MEMORY_OPTIONS,
     AllowedHostOption,
+    AnyNameOption,
     CorsOption,
     HostOption,
     JsonOption,
@@ -45,6 +46,7 @@ def install(
     allowed_host: AllowedHostOption = None,
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
+    any_name: AnyNameOption = False,
     log_level: LevelOption = DEFAULT_LEVEL,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
     *,
@@ -63,8 +65,9 @@ def install(
         systemd.require_systemd(wsl=windows)
     found = resolve_model(model)
     key_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if keys else None
-    options = serve_options(found, model, host, port, key_file, served_name, log_level, wishes)
+    options = serve_options(found, model, host, port, key_file, served_name or [found.name], log_level, wishes)
     options += access_options(host, allowed_host or [], cors_origin or [])
+    options += ("--any-name",) if any_name else ()
     facts = facts_for(found, options, wishes)
     text = unit_text(facts)
     if windows:
@@ -134,7 +137,7 @@ def serve_options(
     host: str,
     port: int,
     key_file: Path | None,
-    served_name: str | None,
+    names: list[str],
     log_level: str,
     wishes: Wishes,
 ) -> tuple[str, ...]:
@@ -145,8 +148,6 @@ def serve_options(
         "host": (host, DEFAULT_HOST),
         "port": (port, DEFAULT_PORT),
         "api-key-file": (key_file, None),
-        # the directory of a downloaded snapshot is a number, which nobody wants to see as a model's name
-        "served-name": (served_name or found.name, path.stem if found.scripted else path.name),
         "log-level": (log_level, DEFAULT_LEVEL),
     }
     for name, (_, default) in MEMORY_OPTIONS.items():
@@ -158,6 +159,9 @@ def serve_options(
     for name, (value, default) in given.items():
         if value != default:
             words += [f"--{name}", str(value)]
+    # the directory of a downloaded snapshot is a number, which nobody wants to see as a model's name
+    if names != [path.stem if found.scripted else path.name]:
+        words += [word for name in names for word in ("--served-name", name)]
     return tuple(words)
 
 

@@ -1,4 +1,5 @@
-"""Shapes of well-known models by name, so that `kakera plan` works before anything is downloaded. No torch.
+"""Shapes of well-known models by name, so that `kakera plan` works before anything is downloaded, and the checkpoints
+that `kakera up` knows. No torch.
 
 Source of the numbers: the public config.json of each model; Escha's quantisation is that of its own repository, that of
 Qwen3.8-Flash-Next its smallest EXL3 build (2.05bpw_h4_ng4).
@@ -6,6 +7,7 @@ Qwen3.8-Flash-Next its smallest EXL3 build (2.05bpw_h4_ng4).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 _FAMILY: dict[str, Any] = {
@@ -84,3 +86,36 @@ KNOWN: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint that somebody offers: `name` as on the command line, `shape` one of KNOWN (or `mini`, which comes
+    along), `bytes` to download. `unserved`: why kakera can not serve it yet, "" if it can."""
+
+    name: str
+    shape: str
+    bytes: int
+    about: str
+    unserved: str = ""
+
+
+# Best first. None of those on the hub has been run by kakera's developers: sizes and formats are their owners' words.
+PUBLISHED: tuple[Published, ...] = (
+    Published(
+        "turboderp/Qwen3.8-Flash-Next-exl3",
+        "qwen3.8-flash-next",
+        62_600_000_000,
+        "EXL3, 180B of which a token uses a few",
+        unserved="kakera can plan this architecture and not serve it yet",
+    ),
+    Published("EschaLabs/Qwen3.8-27B-Escha-W2", "qwen3.8-27b", 10_153_088_224, "Escha-W2, 27B dense, 2.5 bits"),
+    Published(
+        "EschaLabs/Qwen3.6-35B-A3B-Escha-W2",
+        "",
+        12_220_000_000,
+        "Escha-W2, 35B of which a token uses 3B",
+        unserved="kakera does not serve mixtures of experts yet",
+    ),
+    Published("mini", "mini", 0, "a test piece of 35M parameters that comes along: it finds facts and calls tools"),
+)

@@ -13,6 +13,8 @@ from kakera.arch.registry import load_spec
 from kakera.chat.template import ChatTemplate
 from kakera.constrain.compiler import Compiler
 from kakera.errors import CheckpointError
+from kakera.hub.disk import source_of
+from kakera.hub.names import Source
 from kakera.text.tokenizer import Tokenizer
 
 
@@ -46,7 +48,8 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`vocab` is the width of the logits, `eos` the tokens that end an answer."""
+    """`vocab` is the width of the logits, `eos` the tokens that end an answer. Answers carry `name`, whichever of
+    `aliases`, or with `any_name` whatever name, a request had. `source`: where on the hub it comes from."""
 
     name: str
     tokenizer: Tokenizer
@@ -54,6 +57,9 @@ class ServedModel:
     vocab: int
     eos: tuple[int, ...]
     defaults: SamplingDefaults = SamplingDefaults()
+    aliases: tuple[str, ...] = ()
+    any_name: bool = False
+    source: Source | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -68,8 +74,13 @@ class ServedModel:
         tokenizer = Tokenizer.load(directory)
         eos = spec.eos or (() if tokenizer.eos is None else (tokenizer.eos,))
         template = ChatTemplate.load(directory, tokenizer)
-        return ServedModel(name, tokenizer, template, spec.vocab, eos, SamplingDefaults.load(directory))
+        defaults, source = SamplingDefaults.load(directory), source_of(directory)
+        return ServedModel(name, tokenizer, template, spec.vocab, eos, defaults, source=source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
     def answers_to(self, name: str | None) -> bool:
         """Clients without a choice of models leave the name out or say "default"."""
-        return name in (None, "default", self.name)
+        return self.any_name or name in (None, "default", *self.names)
