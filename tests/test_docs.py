@@ -60,3 +60,14 @@ def test_checkpoints_are_told_as_what_they_are():
     rows = re.findall(r"^\| .*`\w[\w.-]+/[\w.-]+`.*$", (ROOT / "docs" / "getting-started.md").read_text(), re.MULTILINE)
     ids = [row for row in rows if "kakera serve" not in row]
     assert len(ids) >= 6 and all("not run by us" in row for row in ids)
+
+
+def test_messages_that_users_look_up_are_those_that_are_printed():
+    """Their words, without names and numbers."""
+    page = (ROOT / "docs" / "getting-started.md").read_text().partition("## 6.")[2]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")][1:]
+    phrases = [phrase for row in rows for phrase in re.findall(r"`([^`]+)`", row)]
+    words = [part.strip() for phrase in phrases for part in re.split(r"\.\.\.|\d[\d.:]*", phrase)]
+    printed = "\n".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    printed = re.sub(r'"\s+f?"', "", printed)  # strings that go on in the next line
+    assert len(words) > 12 and [part for part in words if part not in printed] == []
