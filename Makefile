@@ -8,7 +8,7 @@ PIP    := $(PYTHON) -m pip --disable-pip-version-check
 CPU_TORCH := torch==2.13.0+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo quick test test-gpu lint docs venv clients kernels clean
+.PHONY: demo quick test test-gpu lint venv clients kernels clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -40,6 +40,7 @@ lint: $(READY)
 	@$(PYTHON) -m mypy
 
 # What of docs/ is computed: the table of cards, after every change of the planner.
+.PHONY: docs
 docs: $(READY)
 	@$(PYTHON) -m tools.cards
 
