@@ -69,21 +69,12 @@ def declare(config: Config) -> ModelSpec:
     fc = linear("draft.join", hidden, 2 * hidden, OF_DRAFT, WHOLE)
     norms = (*NORM.read("draft.norm_embedding", hidden), *NORM.read("draft.norm_hidden", hidden))
     draft = Layer("draft.layer", (Site(full, "norm_a"), Site(SwiGlu(width), "norm_b")))
-    return ModelSpec(
-        model_type=MODEL_TYPE,
-        vocab=config.size("vocab_size"),
-        hidden=hidden,
-        layers=tuple(
-            Layer(f"model.layers.{i}", (Site(mixers[i % 3], "norm_a"), Site(ShiftMlp(hidden, width), "norm_b")))
-            for i in range(count)
-        ),
-        residual=NORM,
-        max_positions=config.size("max_position_embeddings"),
-        rms_eps=1e-6,
-        tied=False,
-        eos=config.end_tokens(),
-        draft=Draft("post-norm", hidden, (*norms, fc), (draft,), "draft.norm", prefix="draft."),
+    layers = tuple(
+        Layer(f"model.layers.{i}", (Site(mixers[i % 3], "norm_a"), Site(ShiftMlp(hidden, width), "norm_b")))
+        for i in range(count)
     )
+    own = Draft("post-norm", hidden, (*norms, fc), (draft,), "draft.norm", prefix="draft.")
+    return ModelSpec.of(config, layers, NORM, own)
 
 
 # How its own block is computed

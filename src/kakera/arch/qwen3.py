@@ -26,14 +26,5 @@ def declare(config: Config) -> ModelSpec:
     )
     sites = (Site(attention, READS[0]), Site(SwiGlu(config.size("intermediate_size")), READS[1]))
     config.refuse_unknown(())
-    return ModelSpec(
-        model_type=config["model_type"],
-        vocab=config.size("vocab_size"),
-        hidden=config.size("hidden_size"),
-        layers=tuple(Layer(f"model.layers.{i}", sites) for i in range(config.layers("num_hidden_layers"))),
-        residual=AddNorm("scale"),
-        max_positions=config.size("max_position_embeddings"),
-        rms_eps=config.number("rms_norm_eps", 1e-6),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        eos=config.end_tokens(),
-    )
+    layers = tuple(Layer(f"model.layers.{i}", sites) for i in range(config.layers("num_hidden_layers")))
+    return ModelSpec.of(config, layers, AddNorm("scale"))

@@ -24,18 +24,7 @@ def declare(config: Config) -> ModelSpec:
     layers = tuple(_layer(f"model.layers.{i}", mixers[kind], mlp) for i, kind in enumerate(mixer_kinds(config)))
     drafts = tuple(_layer(f"mtp.layers.{i}", full, mlp) for i in range(config.layers("mtp_num_hidden_layers", 0)))
     config.refuse_unknown(("linear_",))
-    return ModelSpec(
-        model_type=config["model_type"],
-        vocab=config.size("vocab_size"),
-        hidden=hidden,
-        layers=layers,
-        residual=residual,
-        max_positions=config.size("max_position_embeddings"),
-        rms_eps=config.number("rms_norm_eps", 1e-6),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        eos=config.end_tokens(),
-        draft=_draft(hidden, residual, drafts) if drafts else None,
-    )
+    return ModelSpec.of(config, layers, residual, _draft(hidden, residual, drafts) if drafts else None)
 
 
 def mixer_kinds(config: Config, names: Mapping[str, str] = MIXERS) -> tuple[str, ...]:

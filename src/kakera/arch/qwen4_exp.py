@@ -128,17 +128,8 @@ def declare(config: Config) -> ModelSpec:
     if config.get("mtp_use_dedicated_embeddings"):
         raise CheckpointError("mtp_use_dedicated_embeddings: draft layers share the model's embedding in what is known")
     config.refuse_unknown(GROUPS)
-    return ModelSpec(
-        model_type=config["model_type"],
-        vocab=config.size("vocab_size"),
-        hidden=hidden,
-        layers=layers,
-        residual=residual,
-        max_positions=config.size("max_position_embeddings"),
-        rms_eps=config.number("rms_norm_eps", 1e-6),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        eos=config.end_tokens(),
-        draft=_draft(hidden, residual, drafts) if drafts else None,
+    return replace(
+        ModelSpec.of(config, layers, residual, _draft(hidden, residual, drafts) if drafts else None),
         names=NAMES,
         finish="model.hyper_connection_mixer",
         embedding=("device", "host"),

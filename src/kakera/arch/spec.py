@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
+from kakera.arch.config import Config
 from kakera.arch.tensors import HEAD, ROWS, Kind, Place, State, Tensor, Values, by_rows, small
 from kakera.errors import CheckpointError
 
@@ -140,6 +141,22 @@ class ModelSpec:
     finish: str = "model.norm"
     embedding: tuple[Place, ...] = ("device",)
     unserved: str = ""
+
+    @staticmethod
+    def of(config: Config, layers: tuple[Layer, ...], residual: Residual, draft: Draft | None = None) -> ModelSpec:
+        """With what every config states under the same keys."""
+        return ModelSpec(
+            model_type=config["model_type"],
+            vocab=config.size("vocab_size"),
+            hidden=config.size("hidden_size"),
+            layers=layers,
+            residual=residual,
+            max_positions=config.size("max_position_embeddings"),
+            rms_eps=config.number("rms_norm_eps", 1e-6),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            eos=config.end_tokens(),
+            draft=draft,
+        )
 
     def __hash__(self) -> int:
         """Of a few sizes: a plan asks for the same shares of a model again and again."""

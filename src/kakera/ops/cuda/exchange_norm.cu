@@ -13,9 +13,8 @@
 //
 // A lane that waits longer than the limit, or sees that the host gave up, marks the exchange dead and leaves; nothing
 // is written then, and every later exchange leaves at once. Never launch this on one rank alone.
-#include "numbers.cuh"
+#include "rms_norm.cuh"
 
-constexpr int THREADS = 256, WARPS = THREADS / 32;
 constexpr int LINE = 16;               // 32-bit words from one flag to the next: a cache line each
 constexpr int ABORT = 0, HUNG = LINE;  // words of the control page: the host's, and ours (epoch, row, reason)
 constexpr int PATIENT_POLLS = 256;     // before a waiting lane sleeps between polls
@@ -134,16 +133,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) exchange_norm(const __grid
         u32 a[4] = {x.x, x.y, x.z, x.w}, b[4] = {mine[i].x, mine[i].y, mine[i].z, mine[i].w},
             c[4] = {part[i].x, part[i].y, part[i].z, part[i].w};
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            float low = from_activation(b[j] & 0xFFFF) + from_activation(c[j] & 0xFFFF),
-                  high = from_activation(b[j] >> 16) + from_activation(c[j] >> 16);
-            v[i][j] = to_activations(from_activation(a[j] & 0xFFFF) + low, from_activation(a[j] >> 16) + high);
-            low = from_activation(v[i][j] & 0xFFFF), high = from_activation(v[i][j] >> 16);
-            squares += low * low + high * high;
-        }
+        for (int j = 0; j < 4; j++)
+            v[i][j] = add_pair(a[j], from_activation(b[j] & 0xFFFF) + from_activation(c[j] & 0xFFFF),
+                               from_activation(b[j] >> 16) + from_activation(c[j] >> 16), squares);
     }
-#pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) squares += __shfl_xor_sync(~0u, squares, lanes);
+    squares = warp_sum(squares);
     if (threadIdx.x % 32 == 0) {
         warps[warp] = squares;
         *counter = epoch;
@@ -156,22 +150,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) exchange_norm(const __grid
         }
         return;
     }
-    squares = 0;
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) squares += warps[i];
-    float norm = rsqrtf(squares / launch.channels + launch.eps);
+    float factor = rms_factor(warps, launch.channels, launch.eps);
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) {
         int at = threadIdx.x + i * THREADS;
         if (at >= eights) break;
-        float4 low = ((const float4 *)launch.scale)[2 * at], high = ((const float4 *)launch.scale)[2 * at + 1];
-        float scale[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        u32 y[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            y[j] = to_activations(from_activation(v[i][j] & 0xFFFF) * norm * scale[2 * j],
-                                  from_activation(v[i][j] >> 16) * norm * scale[2 * j + 1]);
         ((uint4 *)launch.sum)[first + at] = make_uint4(v[i][0], v[i][1], v[i][2], v[i][3]);
-        ((uint4 *)launch.y)[first + at] = make_uint4(y[0], y[1], y[2], y[3]);
+        ((uint4 *)launch.y)[first + at] = normed(v[i], factor, launch.scale, at);
     }
 }
