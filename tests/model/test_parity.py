@@ -20,10 +20,16 @@ PLAIN: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+YARN = {
+    **hybrid_config(1, 1)["rope_parameters"],
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 MODELS = {
     "group1": ("qwen3_5_text", hybrid_config(3, 3), ""),
     "group2-tied": ("qwen3_5_text", hybrid_config(4, 2, tie_word_embeddings=True), ""),
-    "group3-prefixed": ("qwen3_5_text", hybrid_config(6, 2), "model.language_model."),
+    "group3-prefixed-yarn": ("qwen3_5_text", hybrid_config(6, 2, rope_parameters=YARN), "model.language_model."),
     "group5-tied-interval": (
         "qwen3_5_text",
         hybrid_config(5, 1, tie_word_embeddings=True, layer_types=None, hidden_size=80),
