@@ -19,16 +19,16 @@ ADVICE = (
     "kakera reads plain weights (bf16, fp16, fp32), EXL3, Escha and int8 rows, in safetensors files: take such a "
     "checkpoint of the model, or make one of its 16-bit original with `kakera quantize`"
 )
-FLOATS, SCALES, INTEGERS = ("BF16", "F16", "F32"), ("F16", "F32"), ("I16", "I32", "I64", "U32")
+FLOATS, SCALES, INTEGERS = ("BF16", "F16", "F32"), ("F16", "F32"), ("I32", "I64")
 
-# dtypes by leaf; of every other one FLOATS
+# dtypes by leaf of a tensor's name, FLOATS of those that are not here
 DTYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("trellis", "escha_code", "su", "sv"), ("I16",)),
     **dict.fromkeys(("suh", "svh", "escha_rin", "escha_rout", "escha_s_in", "escha_s_out", "weight_scale"), SCALES),
     **dict.fromkeys(("mcg", "mul1", "escha_config"), INTEGERS),
     "weight_int8": ("I8",),
 }
-NATIVE = {"weight", "bias", "A_log", "dt_bias", *DTYPES}
+OURS = {"weight", "bias", "A_log", "dt_bias", *DTYPES}
 READ = ("exl3", "escha")
 METHODS = {
     "awq": "AWQ",
@@ -90,7 +90,7 @@ TENSORS = (
     ("*.biases", "MLX"),
     ("*.scales", "AWQ, GPTQ, AQLM or MLX"),
 )
-KINDS = {"F8": "FP8", "F4": "FP4", "F6": "FP6"}  # by the beginning of a dtype
+KINDS = (("F8_", "FP8"), ("F6_", "FP6"), ("F4", "FP4"))  # by the beginning of a dtype
 ENDINGS = {
     **dict.fromkeys((".gguf", ".ggml"), "GGUF"),
     **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt"), "a PyTorch pickle"),
@@ -135,12 +135,13 @@ def refuse_tensors(spec: ModelSpec, headers: Iterable[TensorHeader]) -> None:
             continue
         leaf = header.name.rpartition(".")[2]
         read = DTYPES.get(leaf, FLOATS)
-        if leaf in NATIVE and header.dtype in read:
+        if leaf in OURS and header.dtype in read:
             continue
-        ends = (name for end, name in TENSORS if fnmatch(header.name, end))
-        if foreign := next(ends, KINDS.get(header.dtype[:2], "")):
+        by_name = [name for end, name in TENSORS if fnmatch(header.name, end)]
+        by_dtype = [name for begin, name in KINDS if header.dtype.startswith(begin)]
+        if foreign := next(iter(by_name + by_dtype), ""):
             raise CheckpointError(f"{header} ({header.dtype}) is {foreign}, which kakera does not read; {ADVICE}")
-        if header.dtype not in read:
+        if leaf in OURS:
             raise CheckpointError(
                 f"{header} is stored as {header.dtype}; of {leaf!r} kakera reads {' or '.join(read)}; {ADVICE}"
             )
