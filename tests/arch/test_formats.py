@@ -155,7 +155,13 @@ def test_a_file_in_place_of_a_directory_says_what_to_give(tmp_path):
         with pytest.raises(CheckpointError, match=words):
             refuse_file(path)
     (tmp_path / "Qwen.gguf").mkdir()
-    for path in (tmp_path, tmp_path / "nothing", tmp_path / "Qwen.gguf", Path("owner/name-GGUF")):
+    for path in (
+        tmp_path,
+        tmp_path / "nothing",
+        tmp_path / "Qwen.gguf",
+        Path("owner/name-GGUF"),
+        Path("owner/model.pt"),
+    ):
         refuse_file(path)
 
 

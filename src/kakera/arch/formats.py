@@ -91,8 +91,9 @@ TENSORS = (
     ("*.scales", "AWQ, GPTQ, AQLM or MLX"),
 )
 KINDS = (("F8_", "FP8"), ("F6_", "FP6"), ("F4", "FP4"))  # by the beginning of a dtype
+GGUF = "GGUF"
 ENDINGS = {
-    **dict.fromkeys((".gguf", ".ggml"), "GGUF"),
+    **dict.fromkeys((".gguf", ".ggml"), GGUF),
     **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt"), "a PyTorch pickle"),
     **dict.fromkeys((".npz", ".h5", ".msgpack", ".onnx"), "another library's format"),
 }
@@ -150,13 +151,22 @@ def refuse_tensors(spec: ModelSpec, headers: Iterable[TensorHeader]) -> None:
 def refuse_file(path: Path) -> None:
     """Raise CheckpointError for a file in place of a model directory, or a name that can only mean one."""
     kind = ENDINGS.get(path.suffix.lower())
-    if not path.is_file() and (path.is_dir() or kind is None):
+    if path.is_dir() or (not path.is_file() and kind != GGUF):
         return
     if kind:
         raise CheckpointError(f"{path} is {kind}, which kakera does not read; {ADVICE}")
     if path.suffix == ".safetensors":
         raise CheckpointError(f"{path} is a file: give its directory, {path.parent}, with config.json and tokenizer")
     raise CheckpointError(f"{path} is a file: give the directory of a model")
+
+
+def refuse_directory(directory: Path) -> None:
+    """As `refuse_files`, of a directory on this disk."""
+    try:
+        names = [file.name for file in directory.iterdir()]
+    except OSError as error:
+        raise CheckpointError(f"{directory} can not be read ({error.strerror or error})") from None
+    refuse_files(names, str(directory))
 
 
 def refuse_files(names: Iterable[str], where: str) -> None:

@@ -12,7 +12,7 @@ from kakera.arch.computed import COMMON
 from kakera.arch.config import Config
 from kakera.arch.documents import read_object
 from kakera.arch.end_tokens import Beside
-from kakera.arch.formats import refuse_file, refuse_files, refuse_method
+from kakera.arch.formats import refuse_directory, refuse_file, refuse_method
 from kakera.arch.spec import ModelSpec
 from kakera.errors import CheckpointError, Unserved
 
@@ -42,7 +42,7 @@ def load_spec(directory: Path, *, planned: bool = False) -> ModelSpec:
     refuse_file(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory")
-    refuse_files((file.name for file in directory.iterdir()), str(directory))
+    refuse_directory(directory)
     if not path.is_file():
         raise CheckpointError(f"{directory} has no config.json: it is not a model directory")
     return spec_of(read_object(path), Beside.read(directory), planned=planned)

@@ -163,10 +163,10 @@ def _config_of(shape: str) -> dict[str, Any]:
 
 def whole(path: Path) -> Path:
     """Name every missing file at once: a model without its tokenizer would start and answer nonsense."""
-    from kakera.arch.formats import refuse_files
+    from kakera.arch.formats import refuse_directory
     from kakera.arch.stored import checkpoint_files
 
-    refuse_files((file.name for file in path.iterdir()), str(path))
+    refuse_directory(path)
     missing = [file for file in _NEEDED if not (path / file).is_file()]
     if missing:
         raise CheckpointError(f"{path} lacks {' and '.join(missing)}: the model can not be served without")
