@@ -77,8 +77,8 @@ def read_headers(path: Path) -> list[TensorHeader]:
 
 def _header(path: Path, name: str, item: dict[str, Any], base: int) -> TensorHeader:
     begin, end = item["data_offsets"]
-    if not 0 <= begin <= end or any(size < 0 for size in item["shape"]):
-        raise ValueError(f"{name}: bytes {begin} to {end} of shape {item['shape']}")
+    if not 0 <= begin <= end or any(size < 0 for size in item["shape"]) or not isinstance(item["dtype"], str):
+        raise ValueError(f"{name}: bytes {begin} to {end} of shape {item['shape']} and dtype {item['dtype']}")
     found = TensorHeader(name, path, item["dtype"], tuple(item["shape"]), base + begin, end - begin)
     width = DTYPE_BYTES.get(found.dtype)
     if width is not None and found.bytes != math.prod(found.shape) * width:
