@@ -30,6 +30,7 @@ CONFIG = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
     "max_position_embeddings": 8192,
+    "rope_theta": 1e7,
 }
 TIGHT = ["qwen3.8-27b", "--gpus", "8GB"]
 FITTING = ["qwen3.8-27b", "--gpus", "12GB,12GB", "--context", "256k"]

@@ -87,6 +87,28 @@ def test_what_can_not_be_served_is_refused_before_it_is_downloaded(tiny: LocalHu
     assert tiny.ranges("model.safetensors") == []
 
 
+def test_a_format_that_is_not_read_is_refused_by_name_before_it_is_downloaded(tiny: LocalHub) -> None:
+    files = tiny.repositories["owner/tiny"]["main"]
+    small = {name: content for name, content in files.items() if name != "model.safetensors"}
+    fp8 = {**json.loads(Path(files["config.json"]).read_bytes()), "quantization_config": {"quant_method": "fp8"}}
+    header = json.dumps({"lm_head.qweight": {"dtype": "I32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    packed = len(header).to_bytes(8, "little") + header + bytes(200_000)
+    builds = {
+        "fp8": ({**files, "config.json": json.dumps(fp8).encode()}, "the weights are FP8"),
+        "gptq": ({**small, "model.safetensors": packed}, "lm_head.qweight .* is AWQ or GPTQ"),
+        "gguf": ({**small, "model-Q4_K_M.gguf": b"GGUF"}, "owner/gguf holds model-Q4_K_M.gguf, which is GGUF"),
+        "ggufs": ({"Q4/model.gguf": b"GGUF", "README.md": b""}, "owner/ggufs holds Q4/model.gguf, which is GGUF"),
+        "pickle": ({**small, "pytorch_model.bin": b"PK"}, "holds pytorch_model.bin, which is a PyTorch pickle"),
+    }
+    for name, (held, words) in builds.items():
+        tiny.repositories[f"owner/{name}"] = {"main": held}
+        for command in ("pull", "serve", "plan", "info"):
+            with pytest.raises(CheckpointError, match=f"{words}.*; kakera reads plain weights"):
+                kakera(command, f"owner/{name}")
+    asked = [path for method, path, part in tiny.asked if method == "GET" and not part]
+    assert not any(path.endswith((".safetensors", ".gguf", ".bin")) for path in asked)
+
+
 def test_without_the_hub_what_is_on_this_disk_is_served(tiny: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     path = resolve_model(NAME).path
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -21,6 +21,7 @@ FILES = {
     "config.json": b"{}",
     "tokenizer.json": b"{ }",
     "chat_template.jinja": b"x",
+    "additional_chat_templates/tool_use.jinja": b"y",
     "model.safetensors.index.json": INDEX,
     "model-1.safetensors": LARGE,
     "model-2.safetensors": b"small",
@@ -54,7 +55,7 @@ def test_what_serving_needs_is_fetched_and_nothing_else(tiny: LocalHub) -> None:
     assert remote.commit == commit_of("owner/tiny", "3.0bpw") and read_json(remote, "config.json") == {}
     assert set(needed_files(remote)) == NEEDED
     coming = download.absent(remote, NEEDED)  # the config and the index came when they were read
-    assert coming == {name: len(FILES[name]) + (name == "model-2.safetensors") for name in coming} and len(coming) == 5
+    assert coming == {name: len(FILES[name]) + (name == "model-2.safetensors") for name in coming} and len(coming) == 6
     came: list[int] = []
     path = fetched(remote, came.append)
     assert sum(came) == sum(coming.values())

@@ -47,6 +47,7 @@ QWEN3 = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 262144,
+    "rope_theta": 1e7,
     "quantization_config": None,
 }
 MODELS: dict[str, dict[str, Any]] = {

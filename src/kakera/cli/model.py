@@ -54,6 +54,12 @@ class Shape:
     source: str
     origin: Source | None = None  # of a model that is on the hub, too
 
+    def __post_init__(self) -> None:
+        """Raises CheckpointError for headers of tensors that are not read."""
+        from kakera.arch.formats import refuse_tensors
+
+        refuse_tensors(self.spec, self.headers or ())
+
     def weights(self) -> WeightBytes:
         from kakera.plan.weights import from_config, from_tensors
 
@@ -74,7 +80,9 @@ class Shape:
 def resolve_model(name: str) -> Model:
     """Files that can be served; downloads a repo id. Raises UsageError or CheckpointError naming what is missing, and
     Unserved before that for a model that can be planned only."""
+    from kakera.arch.formats import refuse_file
     from kakera.arch.registry import refuse_unserved
+    from kakera.arch.stored import read_config
     from kakera.plan.known import KNOWN
 
     if name.startswith(SCRIPTED):
@@ -90,8 +98,9 @@ def resolve_model(name: str) -> Model:
     if name == "mini":
         return Model("mini", whole(BUNDLED))
     path = Path(name).expanduser()
+    refuse_file(path)
     if path.is_dir():
-        refuse_unserved(_config_in(path))
+        refuse_unserved(read_config(path))
         return Model(path.resolve().name, whole(path))
     if name in KNOWN:
         refuse_unserved(KNOWN[name])
@@ -102,7 +111,7 @@ def resolve_model(name: str) -> Model:
     repository = named_repository(name)
     found = _reached(repository)
     if isinstance(found, Path):
-        refuse_unserved(_config_in(found))
+        refuse_unserved(read_config(found))
         return Model(repository.name, found)
     return Model(repository.name, pulled(found).path)
 
@@ -115,6 +124,7 @@ def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
 
 def read_shape(name: str) -> Shape:
     """Of anything that can be planned. Raises UsageError, CheckpointError."""
+    from kakera.arch.formats import refuse_file
     from kakera.arch.registry import load_spec, spec_of
     from kakera.arch.stored import read_config, stored_headers
     from kakera.hub.disk import source_of
@@ -128,6 +138,7 @@ def read_shape(name: str) -> Shape:
         config = _config_of(name.removeprefix(SPEC))
         return Shape(spec_of(config, planned=True), config, None, name)
     path = BUNDLED if name == "mini" else Path(name).expanduser()
+    refuse_file(path)
     if not path.is_dir():
         found = _reached(named_repository(name))
         if isinstance(found, Remote):
@@ -137,16 +148,6 @@ def read_shape(name: str) -> Shape:
     stored = any(path.glob("*.safetensors*")) and RANDOM_WEIGHTS not in config
     headers = stored_headers(path, spec.names.beside) if stored else None
     return Shape(spec, config, headers, path.name or str(path), source_of(path))
-
-
-def _config_in(directory: Path) -> Any:
-    """What a config.json holds, None if it holds no JSON: `load_spec` says what is wrong with it."""
-    from kakera.arch.stored import read_config
-
-    try:
-        return read_config(directory)
-    except ValueError:
-        return None
 
 
 def _config_of(shape: str) -> dict[str, Any]:
@@ -162,8 +163,10 @@ def _config_of(shape: str) -> dict[str, Any]:
 
 def whole(path: Path) -> Path:
     """Name every missing file at once: a model without its tokenizer would start and answer nonsense."""
+    from kakera.arch.formats import refuse_directory
     from kakera.arch.stored import checkpoint_files
 
+    refuse_directory(path)
     missing = [file for file in _NEEDED if not (path / file).is_file()]
     if missing:
         raise CheckpointError(f"{path} lacks {' and '.join(missing)}: the model can not be served without")

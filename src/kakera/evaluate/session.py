@@ -31,10 +31,11 @@ def open_engine(directory: Path, wishes: Wishes, *, escha_bias: bool = False) ->
 def open_reader(directory: Path) -> Reader:
     """What turns messages into prompts and tokens into answers. Raises UsageError for a base model."""
     tokenizer = Tokenizer.load(directory)
-    template = ChatTemplate.load(directory, tokenizer)
+    ends = load_spec(directory).eos
+    template = ChatTemplate.load(directory, tokenizer, ends)
     if template is None:
         raise UsageError(f"{directory} has no chat template: it is a base model, only ppl and kld can measure it")
-    return Reader(tokenizer, template, load_spec(directory).eos)
+    return Reader(tokenizer, template, ends)
 
 
 def open_forced(

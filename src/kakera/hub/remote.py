@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kakera.arch.stored import DRAFT, INDEX, SINGLE, TensorHeader, indexed_files, parsed
+from kakera.arch import documents
+from kakera.arch.formats import refuse_files
+from kakera.arch.stored import DRAFT, INDEX, SINGLE, TensorHeader, indexed_files
 from kakera.errors import CheckpointError
 from kakera.hub.names import Repository, Source
 
 CONNECT_SECONDS = 10.0
 SMALL = (".json", ".jinja")  # configs, the tokenizer, the template, the index
+FOLDERS = ("", "additional_chat_templates")  # in which they lie
 SMALL_BYTES = 64 << 20  # the tokenizer of 248,320 tokens takes 20 MB; a larger JSON file is no part of a model
 READERS = 8
 _COMMIT, _DIGEST = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # they become names of files
@@ -71,11 +74,10 @@ def read_json(remote: Remote, file: str) -> Any:
     from huggingface_hub import hf_hub_download
 
     if file not in remote.files:
+        refuse_files(remote.files, str(remote.repository))
         raise CheckpointError(f"{remote.repository} has no {file}: it is no model that kakera can read")
     try:
-        return parsed(Path(hf_hub_download(remote.repository.id, file, revision=remote.commit)).read_bytes())
-    except ValueError as error:
-        raise CheckpointError(f"{remote.repository}: {file} is not valid JSON ({error})") from None
+        return documents.read_json(Path(hf_hub_download(remote.repository.id, file, revision=remote.commit)))
     except Exception as error:
         raise failed(remote.repository, error) from None
 
@@ -90,6 +92,7 @@ def weight_files(remote: Remote, beside: Iterable[str] = ()) -> list[str]:
         if missing := [name for name in found if name not in remote.files]:
             raise CheckpointError(f"{remote.repository}: {INDEX} names {missing[0]}, which is not in the repository")
     else:
+        refuse_files(remote.files, str(remote.repository))
         raise CheckpointError(f"{remote.repository} has neither {SINGLE} nor {INDEX}: it has no weights")
     return found + [name for name in (DRAFT, *beside) if name in remote.files]
 
@@ -99,7 +102,7 @@ def needed_files(remote: Remote, beside: Iterable[str] = ()) -> list[str]:
     small = [
         name
         for name, file in remote.files.items()
-        if "/" not in name and name.endswith(SMALL) and file.bytes <= SMALL_BYTES
+        if name.rpartition("/")[0] in FOLDERS and name.endswith(SMALL) and file.bytes <= SMALL_BYTES
     ]
     return small + weight_files(remote, beside)
 

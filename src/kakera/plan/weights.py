@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kakera.arch.formats import refuse_tensors
 from kakera.arch.spec import EMBEDDING, OF_HEAD, ModelSpec
 from kakera.arch.stored import TensorHeader, read_config, stored_headers
 from kakera.arch.tensors import Place, Shard, Tensor
@@ -100,6 +101,7 @@ def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
     if RANDOM_WEIGHTS in (config := read_config(directory)):
         return from_config(spec, config)
     tensors = stored_headers(directory, spec.names.beside)
+    refuse_tensors(spec, tensors)
     return from_tensors(tensors, spec, source=f"{len(tensors)} tensors of {directory.name or directory}")
 
 

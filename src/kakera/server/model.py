@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kakera.arch.documents import read_object
 from kakera.arch.registry import load_spec
 from kakera.chat.template import ChatTemplate
 from kakera.constrain.compiler import Compiler
@@ -32,12 +32,9 @@ class SamplingDefaults:
     def load(directory: Path) -> SamplingDefaults:
         """Raises CheckpointError for values that are no numbers."""
         path = directory / "generation_config.json"
-        try:
-            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            fields = SamplingDefaults.__dataclass_fields__.values()
-            values: dict[str, Any] = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
-        except (ValueError, AttributeError) as error:
-            raise CheckpointError(f"{path}: not a JSON object ({error})") from None
+        config = read_object(path)
+        fields = SamplingDefaults.__dataclass_fields__.values()
+        values: dict[str, Any] = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise CheckpointError(f"{path}: {name} is {value!r}, which is not a number")
@@ -72,10 +69,9 @@ class ServedModel:
         """Raises CheckpointError naming the file that is missing or broken."""
         spec = load_spec(directory)
         tokenizer = Tokenizer.load(directory)
-        eos = spec.eos or (() if tokenizer.eos is None else (tokenizer.eos,))
-        template = ChatTemplate.load(directory, tokenizer)
+        template = ChatTemplate.load(directory, tokenizer, spec.eos)
         defaults, source = SamplingDefaults.load(directory), source_of(directory)
-        return ServedModel(name, tokenizer, template, spec.vocab, eos, defaults, source=source)
+        return ServedModel(name, tokenizer, template, spec.vocab, spec.eos, defaults, source=source)
 
     @property
     def names(self) -> tuple[str, ...]:
