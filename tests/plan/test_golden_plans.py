@@ -14,9 +14,9 @@ import pytest
 from machines import cards, laptop
 
 from kakera.arch.registry import spec_of
-from kakera.plan.budget import draft
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Wishes
+from kakera.plan.search import draft
 from kakera.plan.speed import predict
 from kakera.plan.weights import CPU_LINEAR_BYTES, from_config
 from kakera.target.devices import Machine

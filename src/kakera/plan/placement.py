@@ -6,6 +6,7 @@ What a token reads most of goes to the card first. Experts go there expert by ex
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from kakera.plan.plan import Place, PlanRow
@@ -30,6 +31,14 @@ def part_rows(placed: Placed) -> Iterator[PlanRow]:
         which = f"all {part.units}" if placed.host == part.bytes else f"the other {part.units - placed.units}"
         read = f"; a token reads {placed.read_on_host / 1e6:.0f} MB from here if all are chosen alike"
         yield PlanRow(part.name, "host", placed.host, f"{which}, pinned{read}", "load")
+
+
+def wished(parts: Iterable[Part], embedding: str) -> tuple[Part, ...]:
+    """The parts with the places that `--embedding` leaves to the one of that name."""
+    return tuple(
+        replace(part, places=(embedding,)) if part.name == "embedding" and embedding in part.places else part
+        for part in parts
+    )
 
 
 def must(parts: Iterable[Part], target: Target) -> int:
