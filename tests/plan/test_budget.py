@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -14,12 +15,13 @@ from kakera.arch.registry import spec_of
 from kakera.arch.spec import ModelSpec
 from kakera.errors import PlanRefused, UsageError
 from kakera.plan.cautions import cautions
+from kakera.plan.known import KNOWN
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import make_plan
 from kakera.plan.search import draft
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes
-from kakera.plan.weights import WeightBytes
+from kakera.plan.weights import WeightBytes, from_config
 from kakera.target.devices import parse_bytes, resolve
 
 
@@ -198,6 +200,12 @@ def test_wrong_wish_is_refused_at_start(
         make_plan(spec_27b, wishes(**wrong), cards(12, 12), weights_27b)
 
 
+@cache
+def escha_27b() -> tuple[ModelSpec, WeightBytes]:
+    spec = spec_of(KNOWN["qwen3.8-27b"])
+    return spec, from_config(spec, KNOWN["qwen3.8-27b"])
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
@@ -210,11 +218,7 @@ def test_wrong_wish_is_refused_at_start(
 def test_every_plan_fits_and_every_advised_option_makes_it_fit(
     sizes: list[int], context: int | None, running: int | None, kv: str, cache: int | None
 ) -> None:
-    from kakera.plan.known import KNOWN
-    from kakera.plan.weights import from_config
-
-    spec = spec_of(KNOWN["qwen3.8-27b"])
-    weights = from_config(spec, KNOWN["qwen3.8-27b"])
+    spec, weights = escha_27b()
     machine = cards(*sizes)
     asked = wishes(context=context, max_running=running, kv=kv, host_cache=cache)
     try:

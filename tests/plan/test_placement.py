@@ -17,6 +17,7 @@ from kakera.plan.known import KNOWN
 from kakera.plan.placement import place
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import make_plan
+from kakera.plan.search import draft
 from kakera.plan.speed import predict
 from kakera.plan.table import read_line, to_json
 from kakera.plan.weights import Part, WeightBytes, from_config
@@ -110,6 +111,12 @@ def test_a_host_without_room_for_all_keeps_what_the_card_lacks(spec, weights):
     held = rows(plan, "experts")
     assert held["device"] + held["host"] == pytest.approx(EXPERTS, abs=1e6)
     assert "the other" in note(plan, "experts", "host")
+
+
+def test_more_memory_of_the_host_never_makes_it_not_fit(spec, weights):
+    """Where all experts have just room there, the embedding must have some, too."""
+    fits = [draft(spec, Wishes(context=32_768), cards(15, ram_gb=ram / 2), weights).fits for ram in range(54, 80)]
+    assert fits == sorted(fits) and len(set(fits)) == 2
 
 
 def test_two_cards_hold_three_of_five_blocks_of_an_expert_at_most(spec, weights):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,7 @@ from kakera.target.devices import Machine, resolve
 ESCHA = "qwen3.8-27b"
 
 
+@cache
 def model(name: str) -> tuple[ModelSpec, WeightBytes]:
     spec = spec_of(KNOWN[name])
     return spec, from_config(spec, KNOWN[name])

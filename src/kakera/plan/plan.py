@@ -89,7 +89,7 @@ class Plan:
             state_dtype=self.state_dtype,
             host_cache=self.host_cache,
             staging=self.staged,
-            embedding=self.embedding,
+            embedding="auto" if self.placed else self.embedding,  # a part finds its place as the others do
             reserve=self.reserve,
         )
 
