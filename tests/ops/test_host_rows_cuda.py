@@ -55,13 +55,3 @@ def test_a_graph_reads_what_its_tokens_are_now_and_memory_is_given_back():
         assert torch.equal(y_TH.cpu(), host_rows_reference(*held, wanted_T, torch.bfloat16))
         del graph, lookup, held
         gc.collect()
-
-
-def test_what_the_kernel_does_not_take_is_refused():
-    for held, dtype, words in (
-        (table(8, 24, False, torch.float16), torch.float16, "can not be read"),
-        (table(8, 32, False, torch.float32), torch.float32, "can not be read"),
-        (table(8, 32, False, torch.float16), torch.bfloat16, "without scales"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            HostRows(*held, dtype, CUDA)

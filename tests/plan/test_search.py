@@ -68,13 +68,28 @@ def test_the_figures_it_was_built_for(gpus: str, name: str, asked: dict[str, int
     machine = machine_of(gpus)
     assert plan.context >= context
     assert plan.total("device") <= machine.devices[0].bytes - margin(machine.devices[0].bytes) - asked.get("reserve", 0)
-    assert cautions(plan, machine, Wishes(gpus=gpus)) == ()
+    assert cautions(plan, machine, Wishes(gpus=gpus, **asked)) == ()
 
 
 def test_rows_yield_to_context_and_are_had_where_pages_serve_them() -> None:
     assert [(planned(g).context, planned(g).slots) for g in ("16GB", "rtx3090")] == [(262_144, 4), (262_144, 8)]
     assert planned("rtx5070").slots == 1 and planned("rtx5070", context=32_768).slots > 1
     assert planned("rtx5070", context=16_384).slots == 4
+
+
+def test_only_a_plan_that_was_asked_for_is_told_to_be_tight() -> None:
+    """Half and whole wishes, by what is left; the words name what was given."""
+    for asked, words in (
+        ({}, None),
+        ({"context": 65_536}, None),
+        ({"max_running": 1}, None),
+        ({"context": 192_000, "max_running": 1}, "lower --context"),
+        ({"context": 65_536, "pool": 192_000, "max_running": 1}, "lower --context or --pool"),
+        ({"context": 100_000, "max_running": 1}, None),
+    ):
+        wishes = Wishes(gpus="rtx5070", **asked)
+        found = cautions(planned("rtx5070", **asked), machine_of("rtx5070"), wishes)
+        assert [line.endswith(str(words)) for line in found] == [True] * (words is not None), found
 
 
 def test_what_was_asked_for_is_heard() -> None:

@@ -34,7 +34,8 @@ def host_rows_reference(rows_VH: Tensor, scale_V: Tensor | None, tokens_T: Tenso
 
 class HostRows:
     """A table in host memory, and where a card sees it. rows_VH: int8 with scale_V float16, or values in `dtype` and no
-    scale; both on the CPU. `dtype`: of the looked-up rows, float16 or bfloat16.
+    scale; both on the CPU. `dtype`: of the looked-up rows, float16 or bfloat16. Scales, half a megabyte, go to the
+    device: what is registered must not share a page with anything else that is.
 
     Raises KakeraError if the memory can not be pinned, ValueError for what the kernel does not take.
     """
@@ -44,15 +45,18 @@ class HostRows:
             raise ValueError(f"rows of {rows_VH.shape[1]} values in {dtype} can not be read from the host")
         if rows_VH.dtype != (dtype if scale_V is None else torch.int8):
             raise ValueError(f"rows in {rows_VH.dtype} with{'out' * (scale_V is None)} scales, looked up in {dtype}")
-        self._rows_VH, self._scale_V = rows_VH.contiguous(), None if scale_V is None else scale_V.half().contiguous()
-        self.dtype, self.device = dtype, device
+        self._rows_VH = rows_VH.contiguous()
+        self._scale_V = None if scale_V is None else scale_V.to(device, torch.float16).contiguous()
+        self.dtype, self.device = dtype, torch.empty(0, device=device).device  # which cuda it is
         self._launch = _Launch(channels=rows_VH.shape[1], vocabulary=len(rows_VH))
         try:
             with torch.cuda.device(device):
-                self._launch.rows = self._pinned(self._rows_VH)
-                self._launch.scale = None if self._scale_V is None else self._pinned(self._scale_V)
+                self._launch.rows = mapped.register(self._rows_VH.data_ptr(), self._rows_VH.nbytes)
         except KakeraError as error:
             raise KakeraError(f"--embedding host: {error}; --embedding device keeps it on the card") from None
+        # until this table is gone, which is before its memory is
+        weakref.finalize(self, mapped.unregister, self._rows_VH.data_ptr()).atexit = False
+        self._launch.scale = None if self._scale_V is None else self._scale_V.data_ptr()
         coded = () if scale_V is None else ("CODED",)
         self._defines = coded + (("BF16",) if dtype == torch.bfloat16 else ())
 
@@ -64,9 +68,3 @@ class HostRows:
             self._launch.tokens, self._launch.y = tokens_T.data_ptr(), y_TH.data_ptr()
             kernel("host_rows", THREADS, self._defines, y_TH.device.index).launch((len(tokens_T), 1), self._launch)
         return y_TH
-
-    def _pinned(self, tensor: Tensor) -> int:
-        """Where the card sees it, until this table is gone."""
-        seen = mapped.register(tensor.data_ptr(), tensor.nbytes)
-        weakref.finalize(self, mapped.unregister, tensor.data_ptr()).atexit = False
-        return seen

@@ -20,9 +20,8 @@ TIGHT = 200 * 10**6  # less than this beyond the margin deserves a warning where
 def cautions(plan: Plan, machine: Machine, wishes: Wishes) -> tuple[str, ...]:
     """Who else holds memory, and what was asked for and is little, or means nothing here."""
     found = [*machine.warnings, *_embedding(plan, wishes), *_store(plan, wishes)]
-    lower = _lower(plan, wishes)
     spare = left_over(plan, machine)
-    if lower and spare < TIGHT:
+    if spare < TIGHT and (lower := _lower(plan, wishes)):
         smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
         kept = margin(smallest.bytes) + plan.reserve
         found.append(
@@ -33,7 +32,9 @@ def cautions(plan: Plan, machine: Machine, wishes: Wishes) -> tuple[str, ...]:
 
 
 def _lower(plan: Plan, wishes: Wishes) -> list[str]:
-    """Options that were given and can be less."""
+    """Options that were given and can be less, where nothing large was left to choose."""
+    if wishes.pool is None and (wishes.context is None or wishes.max_running is None):
+        return []
     can = {
         "--context": wishes.context is not None and plan.context > LEAST_CONTEXT,
         "--pool": wishes.pool is not None and plan.pages * 64 > plan.context,

@@ -31,7 +31,9 @@ from kakera.target.target import StateDtype
 ENOUGH = 200 * 1024  # tokens
 SLOT_CHOICES = (8, 4, 2, 1)
 LEAST_CHUNK = 256  # below this, prefill is bound by reading the weights again and again
-FREE_HALVINGS = 1  # of the chunk: 2,048 to 1,024 gives 117 MB of the 27B for 6 % of prefill, 512 gives 43 for 11 more
+# How much context kakera takes on its own with a chunk halved so many times. Of the 27B 2,048 to 1,024 gives 117 MB for
+# 6 % of prefill, 512 gives 43 for 11 more, 256 gives 22 for 16 more.
+HALVINGS = (None, None, AGENT_CONTEXT, AGENT_CONTEXT // 4)
 
 
 def draft(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:
@@ -91,9 +93,8 @@ def _chunks(case: Case) -> list[tuple[int, int | None]]:
     """Each with the context that kakera takes on its own with it: a small one is for what would not be served else."""
     if case.wishes.chunk is not None:
         return [(case.wishes.chunk, None)]
-    sizes = [case.target.defaults.chunk >> n for n in range(4)]
-    capped = [None if n <= FREE_HALVINGS else AGENT_CONTEXT for n in range(4)]
-    return [(size, cap) for size, cap in zip(sizes, capped, strict=True) if size >= LEAST_CHUNK and size % PAGE == 0]
+    sizes = [(case.target.defaults.chunk >> n, most) for n, most in enumerate(HALVINGS)]
+    return [(size, most) for size, most in sizes if size >= LEAST_CHUNK and size % PAGE == 0]
 
 
 def _staged(case: Case) -> tuple[int | None, ...]:

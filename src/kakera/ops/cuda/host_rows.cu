@@ -7,7 +7,7 @@ constexpr int THREADS = 256;
 
 struct Launch {
     const uint4 *rows;  // [vocabulary, channels]
-    const u16 *scale;   // fp16 [vocabulary]; coded only
+    const u16 *scale;   // fp16 [vocabulary], on the card; coded only
     const long long *tokens;
     uint4 *y;  // [tokens, channels]
     int channels, vocabulary;
