@@ -17,6 +17,7 @@ from kakera.plan.asked import kv_format
 from kakera.plan.placement import must, part_rows, place, wished
 from kakera.plan.plan import Place, Plan, PlanRow, Wishes
 from kakera.plan.sizes import checkpoint_bytes, gap_bytes, live_state_bytes, margin, scratch_bytes
+from kakera.plan.speed import ROWS_BANDWIDTH
 from kakera.plan.store_sizes import StoreSizes, fitting
 from kakera.plan.weights import CPU_LINEAR_BYTES, Placed, WeightBytes
 from kakera.target.devices import Machine
@@ -179,8 +180,9 @@ class _Budget:
         runtime = self.target.server_host_bytes + ranks * self.target.card_host_bytes
         rows = [PlanRow("server and engine processes", "host", runtime, f"estimate: torch with CUDA, {ranks} x")]
         if self.embedding:
-            read = self.embedding / self.case.spec.vocab / 1000
-            note = f"pinned, read by the kernel where it lies: {read:.1f} KB a token"
+            read = self.embedding / self.case.spec.vocab
+            a_chunk = self.choice.chunk * read / ROWS_BANDWIDTH
+            note = f"pinned, read there: {read / 1e3:.1f} KB a token, {a_chunk * 1e3:.1f} ms a chunk (estimate)"
             rows.append(PlanRow("embedding", "host", self.embedding, note, "load"))
         return tuple(rows)
 
