@@ -12,9 +12,9 @@ from pathlib import Path
 
 from kakera.arch.registry import spec_of
 from kakera.arch.spec import ModelSpec
-from kakera.plan.budget import draft
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
+from kakera.plan.search import draft
 from kakera.plan.speed import Speed, predict
 from kakera.plan.weights import WeightBytes, from_config
 from kakera.target.cards import CARDS

@@ -34,7 +34,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
 
         return ScriptedRecipe(model.path)
     from kakera.cli.last_plan import compare_with_last
-    from kakera.plan.budget import cautions
+    from kakera.plan.cautions import cautions
     from kakera.plan.planner import plan_and_speed
     from kakera.plan.table import summary
     from kakera.run.process.recipe import EngineRecipe
@@ -43,7 +43,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
     machine = resolve_to_compute(wishes.gpus)
     plan, _ = plan_and_speed(model.path, wishes, machine)
     say(summary(plan))
-    for caution in (*cautions(plan, machine), *compare_with_last(plan, str(model.path.resolve()), wishes)):
+    for caution in (*cautions(plan, machine, wishes), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan)
 

@@ -72,6 +72,10 @@ def _context(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is no number of tokens; write 131072 or 128k") from None
 
 
+def _pool(text: str) -> int | str:
+    return "all" if text.strip().lower() == "all" else _context(text)
+
+
 def _option(name: str, help: str, **more: Any) -> Any:
     return typer.Option(name, help=help, rich_help_panel=MEMORY, **more)
 
@@ -95,11 +99,13 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "max_running": (
-        Annotated[int | None, _option("--max-running", "Requests that run at once. Default: up to 8.")],
+        Annotated[int | None, _option("--max-running", "Requests that run at once. Default: 1 to 8.")],
         None,
     ),
     "chunk": (
-        Annotated[int | None, _option("--chunk", "Most prompt tokens in one step. Default: 512 on a CPU, else 2048.")],
+        Annotated[
+            int | None, _option("--chunk", "Most prompt tokens in one step. Default: up to 512 on a CPU, else 2048.")
+        ],
         None,
     ),
     "kv": (Annotated[str, _option("--kv", "Codec of the KV cache: fp32, bf16 or int2.")], "int2"),
@@ -118,6 +124,37 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
     "host_cache": (
         Annotated[str | None, _option("--host-cache", "Memory for the prefix cache, such as 2GB.", metavar="BYTES")],
+        None,
+    ),
+    "staging": (
+        Annotated[int | None, _option("--staging", "Checkpoints on their way to the host at once. Default: 2 or 1.")],
+        None,
+    ),
+    "embedding": (
+        Annotated[str, _option("--embedding", "Where its rows lie: auto, device, or host memory that is pinned.")],
+        "auto",
+    ),
+    "reserve": (
+        Annotated[
+            str | None,
+            _option(
+                "--reserve",
+                "Memory of each card that stays free beyond 4 %. Default: 0; 1GB under WSL2.",
+                metavar="BYTES",
+            ),
+        ],
+        None,
+    ),
+    "pool": (
+        Annotated[
+            Any,
+            _option(
+                "--pool",
+                "KV pages for so many tokens in all, or `all` that fit. Default: half of what is left over.",
+                parser=_pool,
+                metavar="TOKENS",
+            ),
+        ],
         None,
     ),
 }
@@ -171,8 +208,9 @@ def wishes_of(values: dict[str, Any]) -> Wishes:
     values = dict(values)
 
     assert set(values) == {field.name for field in fields(Wishes)}
-    if (text := values["host_cache"]) is not None:
-        values["host_cache"] = parse_bytes(text)
+    for name in ("host_cache", "reserve"):
+        if (text := values[name]) is not None:
+            values[name] = parse_bytes(text)
     if values["state_dtype"] not in (None, "fp32", "fp16"):
         raise UsageError(f"--state-dtype {values['state_dtype']}: choose fp32 or fp16")
     if (rotation := values["rotation"]) is not None and not Path(rotation).is_dir():

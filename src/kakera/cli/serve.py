@@ -160,8 +160,8 @@ def claim_for(cards: int, port: int, holder: Holder) -> Claim | None:
     """Locks on the port and on the cards. Raises UsageError naming who holds them."""
     import os
 
-    from kakera.cli.last_plan import state_directory
     from kakera.service.instance import claim, resources
+    from kakera.target.remembered import state_directory
 
     names = resources(cards, port, os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:

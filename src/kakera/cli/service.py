@@ -57,10 +57,11 @@ def install(
     from kakera.cli.serve import check_level, keys_of
     from kakera.service import systemd, wsl
     from kakera.service.unit import unit_text
+    from kakera.target.wsl import under_wsl
 
     check_level(log_level)
     keys = keys_of(api_key, None)
-    windows = wsl.under_wsl()
+    windows = under_wsl()
     if not dry_run:
         systemd.require_systemd(wsl=windows)
     found = resolve_model(model)
@@ -195,6 +196,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def _require() -> None:
-    from kakera.service import systemd, wsl
+    from kakera.service import systemd
+    from kakera.target.wsl import under_wsl
 
-    systemd.require_systemd(wsl=wsl.under_wsl())
+    systemd.require_systemd(wsl=under_wsl())

@@ -57,8 +57,10 @@ def open_forced(
     check_cards(plan)
     device, dtype = plan.target.kind, DTYPES[plan.target.dtype]
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
+    on_host = plan.embedding == "host"
     return Forced(
-        model or HybridModel.load(directory, dtype, device, escha_bias=escha_bias, draft=draft),
+        model
+        or HybridModel.load(directory, dtype, device, escha_bias=escha_bias, draft=draft, embedding_on_host=on_host),
         KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, device, plan.chunk, dtype).backend,
         StatePool(plan.spec, 1, device, dtype),
         plan.chunk,

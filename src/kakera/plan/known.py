@@ -2,7 +2,7 @@
 that `kakera up` knows. No torch.
 
 Source of the numbers: the public config.json of each model; Escha's quantisation is that of its own repository, that of
-Qwen3.8-Flash-Next its smallest EXL3 build (2.05bpw_h4_ng4).
+Qwen3.8-Flash-Next its smallest EXL3 build (2.05bpw_h4_ng4). EXL3 builds of the 27B have a head of 6 bits.
 """
 
 from __future__ import annotations
@@ -71,8 +71,16 @@ _FLASH_NEXT: dict[str, Any] = {
     "ngram_vocab_size_base": 20_000_000,
     "eos_token_id": 248044,
 }
+EXL3_BITS = (2.5, 3.0, 4.0)
 KNOWN: dict[str, dict[str, Any]] = {
     "qwen3.8-27b": {**_27B, "quantization_config": {"quant_method": "escha"}},
+    **{
+        f"qwen3.8-27b-exl3-{bits}bpw": {
+            **_27B,
+            "quantization_config": {"quant_method": "exl3", "bits": bits, "head_bits": 6},
+        }
+        for bits in EXL3_BITS
+    },
     "qwen3.8-27b-bf16": _27B,
     "qwen3.5-9b-bf16": _9B,
     "qwen3.8-flash-next": {

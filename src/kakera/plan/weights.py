@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,10 @@ class WeightBytes:
     decoded_embedding: int
     source: str
     parts: tuple[Part, ...] = ()
+
+    def without_embedding(self) -> WeightBytes:
+        """What stays on cards whose embedding lies on the host. A head tied to it is none."""
+        return replace(self, coded=self.coded - self.embedding, embedding=0)
 
     def on_device(self, target: Target, ranks: int) -> int:
         """Bytes on one device. A CPU is one rank."""
