@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from kakera import __version__
-from kakera.cli import bench, calibrate, chat, doctor, eval, info, plan, quantize, replay, serve, service
+from kakera.cli import batch, bench, calibrate, chat, doctor, eval, info, plan, quantize, replay, serve, service
 from kakera.cli.terminal import READER_GONE, OutputLost, ReaderGone, drop_output, guard_output, visible_message
 from kakera.errors import KakeraError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
+app.command("batch")(batch.batch)
 app.command("plan")(plan.plan)
 app.command("quantize")(quantize.quantize)
 app.command("calibrate")(calibrate.calibrate)

@@ -84,4 +84,4 @@ def is_background(scope: Scope) -> bool:
     given = dict(scope["headers"]).get(PRIORITY, b"normal").strip().lower()
     if given not in (b"normal", b"background"):
         raise RequestRefused(f"{PRIORITY.decode()} is {given[:100].decode('latin-1')!r}: send normal or background")
-    return given == b"background"
+    return bool(given == b"background")
