@@ -17,6 +17,7 @@ import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from email.parser import Parser
 from importlib.metadata import distribution
@@ -35,18 +36,24 @@ FORM = {"type": "object", "properties": {"animal": {"enum": ["fox", "owl"]}}, "r
 
 
 def main(with_torch: bool = False) -> int:
-    """Both environments, one after the other; returns the exit status."""
+    """Both environments, side by side; returns the exit status."""
     with tempfile.TemporaryDirectory(prefix="kakera-wheel-") as directory:
         place = Path(directory).resolve()
         wheel = build(place)
         needed = requirements(wheel)
-        for name, constraints in (("lowest", lowest(needed)), ("newest", [])):
-            began = time.monotonic()
-            home = place / name
+
+        def tried(name: str, constraints: list[str]) -> str:
+            began, home = time.monotonic(), place / name
             environment(home, wheel, constraints, with_torch)
-            print(f"{name}: {', '.join(versions(home, needed))}")
             check(home)
-            print(f"{name}: imports, plan, server, answer, form and chat in {time.monotonic() - began:.0f} s")
+            seconds = time.monotonic() - began
+            return (
+                f"{name}: imports, plan, server, answer, form and chat in {seconds:.0f} s with {versions(home, needed)}"
+            )
+
+        with ThreadPoolExecutor() as pool:
+            for line in pool.map(tried, ("lowest", "newest"), (lowest(needed), [])):
+                print(line)
     if not with_torch:
         bound = next(line for line in lowest(needed) if line.startswith("torch=="))
         print(f"torch was this machine's {distribution('torch').version} in both; --with-torch installs {bound} and")
@@ -113,12 +120,12 @@ def site_packages(home: Path) -> Path:
     return home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
-def versions(home: Path, needed: list[Requirement]) -> list[str]:
+def versions(home: Path, needed: list[Requirement]) -> str:
     names = [each.name for each in needed]
     ask = (
-        f"from importlib.metadata import version; print(*[f'{{name}} {{version(name)}}' for name in {names}], sep=';')"
+        f"from importlib.metadata import version; print(*[f'{{name}} {{version(name)}}' for name in {names}], sep=', ')"
     )
-    return run([str(home / "bin" / "python"), "-I", "-c", ask], clean(home)).strip().split(";")
+    return run([str(home / "bin" / "python"), "-I", "-c", ask], clean(home)).strip()
 
 
 def check(home: Path) -> None:
@@ -182,8 +189,9 @@ def ours() -> dict[str, str]:
 
 
 def clean(home: Path) -> dict[str, str]:
-    """Of a user who has just installed kakera."""
-    return {"PATH": "/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8"}
+    """Of a user who has just installed kakera. One thread that sleeps while it waits: others run beside it."""
+    threads = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    return {"PATH": "/usr/bin:/bin", "HOME": str(home), "LANG": "C.UTF-8", **threads}
 
 
 def run(command: list[str], environment: dict[str, str], given: str = "") -> str:
