@@ -6,6 +6,7 @@ torch is the one that is installed here, linked in: it has 200 MB, gigabytes wit
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -204,4 +205,6 @@ def run(command: list[str], environment: dict[str, str], given: str = "") -> str
 
 
 if __name__ == "__main__":
-    sys.exit(main(with_torch=sys.argv[1:] == ["--with-torch"]))
+    parser = argparse.ArgumentParser(prog="python -m tools.wheel_check", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--with-torch", action="store_true", help="install torch, too: the lowest, and the newest")
+    sys.exit(main(**vars(parser.parse_args())))
