@@ -197,7 +197,13 @@ def clean(home: Path) -> dict[str, str]:
 
 def run(command: list[str], environment: dict[str, str], given: str = "") -> str:
     done = subprocess.run(
-        command, env=environment, cwd=environment["HOME"], input=given, capture_output=True, text=True, check=False
+        command,
+        env=environment,
+        cwd=environment.get("HOME", "/"),
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}\nended with {done.returncode}")

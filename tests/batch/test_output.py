@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kakera.batch.lines import Fault, Row, among, answer_line, error_line
@@ -22,7 +24,8 @@ def place(tmp_path):
 def test_a_kill_at_any_byte_loses_at_most_the_line_that_was_written(place):
     out = place / "out.jsonl"
     whole = answered("a") + answered("b")
-    for cut in range(len(whole) + 1):
+    border = len(answered("a"))
+    for cut in {*range(0, len(whole), 11), *range(border - 3, border + 4), len(whole) - 1, len(whole)}:
         out.write_bytes(whole[:cut])
         with Output(out, place / "rows.jsonl") as output:
             known = [name for name in "ab" if among(name, output.answered)]
@@ -73,5 +76,8 @@ def test_two_runs_do_not_write_one_file(place):
 
 
 def test_a_place_that_can_not_be_written_is_wrong_usage(place):
+    for other in (Path("/dev/null"), place):
+        with pytest.raises(UsageError, match="is no file"):
+            Output(other, place / "rows.jsonl")
     with pytest.raises(UsageError, match="No such file"):
         Output(place / "nowhere" / "out", place / "rows.jsonl")

@@ -186,6 +186,7 @@ def locked(device: str) -> dict[str, Version]:
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_an_image_installs_by_hash_what_pyproject_asks_for(device: str) -> None:
     project, pins = PROJECT["project"], locked(device)
+    assert f"TORCH := torch=={pins['torch'].public}\n" in (ROOT / "Makefile").read_text(), "make lock"
     wanted = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
     wanted += project["optional-dependencies"]["gpu"] if device == "gpu" else []
     for requirement in map(Requirement, wanted):

@@ -120,7 +120,9 @@ def among(custom_id: str, known: Fingerprints) -> bool:
 
 def survey(path: Path) -> int:
     """How many lines a file has. Raises UsageError if it has none, or two of one custom_id, whose answers nobody could
-    tell apart."""
+    tell apart; and for a pipe, which can be read once alone."""
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no file: it is read twice, first for names that are there twice")
     seen, count = array("Q"), 0
     for line in read(path):
         count += 1

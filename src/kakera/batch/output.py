@@ -70,6 +70,8 @@ class Output:
 
 
 def _opened(path: Path) -> int:
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{path} is no file: what is in it already could not be read")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except OSError as error:
