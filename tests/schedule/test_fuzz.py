@@ -67,6 +67,7 @@ def play(
                     cache=cache,
                     allowed=allowed,
                     client=private.choice("ab"),
+                    background=private.random() < 0.3,
                     **sampling,
                 )
             except RequestRefused:

@@ -1,4 +1,5 @@
-"""Whose a request is: by its key, without keys by address and program; the engine learns a name that says nothing."""
+"""Whose a request is: by its key, without keys by address and program; the engine learns a name that says nothing. And
+whether it gives way."""
 
 import pytest
 from test_enforced import BODIES, CHAT
@@ -30,3 +31,14 @@ def test_without_keys_programs_of_one_machine_are_told_apart(serve):
 def test_every_dialect_names_its_client(serve, route):
     live = serve([{"text": "x"}])
     assert len({client_of(live, route), client_of(live, route), client_of(live, **{"User-Agent": "other"})}) == 2
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_every_dialect_has_the_background_by_a_header(serve, route):
+    live = serve([{"text": "x"}])
+    for priority, background in ((None, False), ("normal", False), ("Background", True)):
+        headers = {} if priority is None else {"X-Kakera-Priority": priority}
+        assert live.http.post(route, json=BODIES[route], headers=headers).status_code == 200
+        assert live.engine.requests[-1].background is background
+    refused = live.http.post(route, json=BODIES[route], headers={"X-Kakera-Priority": "high"})
+    assert refused.status_code == 400 and "normal or background" in refused.text

@@ -156,7 +156,7 @@ def serve(
     raise typer.Exit(status)
 
 
-def claim_for(cards: int, port: int, holder: Holder) -> Claim | None:
+def claim_for(cards: int, port: int | None, holder: Holder) -> Claim | None:
     """Locks on the port and on the cards. Raises UsageError naming who holds them."""
     import os
 

@@ -17,7 +17,7 @@ from kakera.run.interface import AsyncEngine
 from kakera.server.fields import RequestBody
 from kakera.server.foreign import LIMITS, check_foreign
 from kakera.server.generate import Generation, Job
-from kakera.server.http.guard import client_of
+from kakera.server.http.guard import client_of, is_background
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord
@@ -84,13 +84,15 @@ class Service:
         return replace(stats, waiting=stats.waiting + self.arriving)
 
     def generation(self, job: Job, request: Request) -> Generation:
-        """From here on the generation's own record says how the request ended."""
+        """From here on the generation's own record says how the request ended. Raises RequestRefused for a priority
+        that does not exist."""
+        background = is_background(request.scope)
         request.state.recorded = True
         self.intake.leave()
         received: float = request.state.received
         client = request.client.host if request.client else None
         record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received, client)
-        job = replace(job, client=client_of(request.scope, keyed=self.keyed))
+        job = replace(job, client=client_of(request.scope, keyed=self.keyed), background=background)
         generation = Generation(self.engine, self.model.tokenizer, job, record)
         self._generations.add(generation)
         return generation

@@ -8,9 +8,11 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kakera.errors import RequestRefused
 from kakera.server.http.access import Access, host_name
 from kakera.server.http.errors import Refusals, error_body
 
+PRIORITY = b"x-kakera-priority"  # a header, so that every dialect has it and no body changes
 READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -75,3 +77,11 @@ def client_of(scope: Scope, keyed: bool) -> str:
         address = scope["client"][0] if scope.get("client") else ""
         told += [address.encode(), headers.get(b"user-agent", b"")]
     return hashlib.blake2b(b"\0".join(told), digest_size=8).hexdigest()
+
+
+def is_background(scope: Scope) -> bool:
+    """Whether a request asks to give way to all others. Raises RequestRefused for a priority that does not exist."""
+    given = dict(scope["headers"]).get(PRIORITY, b"normal").strip().lower()
+    if given not in (b"normal", b"background"):
+        raise RequestRefused(f"{PRIORITY.decode()} is {given[:100].decode('latin-1')!r}: send normal or background")
+    return bool(given == b"background")
