@@ -14,9 +14,10 @@ from fastapi import Request
 from kakera.contract.events import EngineStats
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
+from kakera.server.choice import Job
 from kakera.server.fields import RequestBody
 from kakera.server.foreign import LIMITS, check_foreign
-from kakera.server.generate import Generation, Job
+from kakera.server.generate import Generation
 from kakera.server.http.guard import client_of
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
