@@ -23,6 +23,7 @@ from kakera.cli.options import (
     ModelArgument,
     NameOption,
     PortOption,
+    ThreadsOption,
     with_memory_options,
 )
 from kakera.plan.plan import Wishes
@@ -48,6 +49,7 @@ def serve(
     served_name: NameOption = None,
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
+    threads: ThreadsOption = None,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
     ] = None,
@@ -91,7 +93,7 @@ def serve(
     if claim:
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, served_name)
-    recipe = recipe_for(found, wishes, say)
+    recipe = recipe_for(found, wishes, say, threads)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")
@@ -101,7 +103,7 @@ def serve(
         from kakera.run.process.client import EngineClient
 
         notifier.send(f"STATUS=loading {name}")
-        starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=not machine.target.has_cards))
+        starting = asyncio.create_task(EngineClient.start(recipe, computes=not machine.target.has_cards))
         await asyncio.sleep(0)  # the engine's process loads while this one imports the web server, a second's work
         from kakera.server.run import serve as serve_engine
         from kakera.server.watchdog import attendant, first_token
