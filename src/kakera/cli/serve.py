@@ -44,6 +44,9 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", help="Keys from a file, one a line: process lists show options.")
     ] = None,
+    cache_per_key: Annotated[
+        bool, typer.Option("--cache-per-key", help="What one key has sent is not reused for another.")
+    ] = False,
     allowed_host: AllowedHostOption = None,
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
@@ -81,7 +84,7 @@ def serve(
         raise UsageError("--record-prompts needs --record FILE")
     keys = keys_of(api_key, api_key_file)
     names, origins = tuple(allowed_host or ()), tuple(cors_origin or ())
-    access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins)
+    access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
     notifier = Notifier.from_environment()
     found = resolve_model(model)
     machine = resolve_to_compute(wishes.gpus)

@@ -44,11 +44,12 @@ class Job:
     cache: bool = True  # whether the prefix cache may have to do with it
     progress: bool = False  # whether Deltas tell how far the prompt is read
     client: str = ""  # who asks, as Request.client
+    salt: bytes = b""  # as Request.salt
 
     def request(self, choice: int) -> Request:
         name = f"{self.id}-{choice}" if self.choices > 1 else self.id
         sampling = replace(self.sampling, choice=choice)
-        return Request(name, self.tokens, sampling, self.boundaries, cache=self.cache, client=self.client)
+        return Request(name, self.tokens, sampling, self.boundaries, self.salt, self.cache, self.client)
 
 
 @dataclass(frozen=True)
