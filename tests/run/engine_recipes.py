@@ -34,17 +34,6 @@ class TinyRecipe:
 
 
 @dataclass(frozen=True)
-class ThreadedRecipe(TinyRecipe):
-    """The tiny model after one operation that is large enough for all threads."""
-
-    def __call__(self) -> LocalEngine:
-        import torch
-
-        torch.zeros(1 << 22).add_(1)
-        return super().__call__()
-
-
-@dataclass(frozen=True)
 class BrokenRecipe:
     """Fails to build with one of the errors that may come."""
 

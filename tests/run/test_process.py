@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from engine_recipes import BrokenRecipe, ThreadedRecipe, TinyRecipe
+from engine_recipes import BrokenRecipe, TinyRecipe
 from run_world import World, ask, tokens_of
 
 from kakera.contract.events import Finished, Progress, Tokens
@@ -82,32 +82,20 @@ def test_streams_refusals_and_departures_of_a_real_engine(tiny_model):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
-@pytest.mark.parametrize(
-    ("bind", "user", "bound"),
-    [(True, {}, True), (False, {}, False), (True, {"OMP_PROC_BIND": "false"}, False)],
-    ids=["cpu", "gpu", "user's own"],
-)
-def test_a_cpu_engine_has_a_thread_on_every_core(tiny_model, monkeypatch, bind, user, bound):
-    for name in ("OMP_NUM_THREADS", "OMP_PROC_BIND"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in user.items():
-        monkeypatch.setenv(name, value)
+def test_threads_of_a_cpu_engine_sleep_while_they_wait_and_run_on_any_core(tiny_model, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
 
-    async def masks():
-        client = await EngineClient.start(ThreadedRecipe(tiny_model), bind_threads=bind)
+    async def look():
+        client = await EngineClient.start(TinyRecipe(tiny_model), computes=True)
         try:
-            await collect(client, ask("a", tokens_of(1, 100), 2))
-            return [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{client.pid}/task").iterdir()]
+            masks = [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{client.pid}/task").iterdir()]
+            return Path(f"/proc/{client.pid}/environ").read_bytes().split(b"\0"), masks
         finally:
             await client.close()
 
-    ours = os.sched_getaffinity(0)
-    found = asyncio.run(masks())
-    if bound:
-        assert set().union(*(mask for mask in found if len(mask) == 1)) == ours
-    else:
-        assert all(mask == ours for mask in found)
-    assert "OMP_PROC_BIND" not in os.environ or user
+    environment, masks = asyncio.run(look())
+    assert b"OMP_WAIT_POLICY=passive" in environment and "OMP_WAIT_POLICY" not in os.environ
+    assert all(mask == os.sched_getaffinity(0) for mask in masks)
 
 
 async def _life(tiny_model):

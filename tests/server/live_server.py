@@ -26,7 +26,7 @@ from kakera.server.model import ServedModel
 from kakera.server.watch import EngineWatch
 
 MINI = Path(kakera.__file__).parent / "data" / "mini"
-ACCESS = ("keys", "allowed_hosts", "origins")
+ACCESS = ("keys", "allowed_hosts", "origins", "cache_per_key")
 
 
 @dataclass

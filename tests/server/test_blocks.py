@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kakera.chat.tools import CallDelta
 from kakera.server.agents.blocks import Answer
-from kakera.server.generate import Delta
+from kakera.server.choice import Delta
 
 PIECE = st.sampled_from(["", "a", "bc"])
 

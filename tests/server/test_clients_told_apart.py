@@ -4,6 +4,9 @@ whether it gives way."""
 import pytest
 from test_enforced import BODIES, CHAT
 
+from kakera.errors import UsageError
+from kakera.server.http.access import Access
+
 
 def client_of(live, route=CHAT, **headers) -> str:
     assert live.http.post(route, json=BODIES[route], headers=headers).status_code == 200
@@ -18,6 +21,27 @@ def test_with_keys_the_key_is_the_client(serve):
         for agent in "ab"
     }
     assert len(names) == 2 and not any(key in name for key in ("one", "two") for name in names)
+
+
+def test_a_valid_key_is_the_client_whatever_is_sent_beside_it(serve):
+    live = serve([{"text": "x"}], keys=("one", "two"))
+    assert len({client_of(live, Authorization=f"Bearer {i}", **{"x-api-key": "one"}) for i in range(3)}) == 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("route", BODIES)
+def test_a_prefix_cache_per_key_is_asked_for(serve, route, apart):
+    live = serve([{"text": "x"}], keys=("one", "two"), cache_per_key=apart)
+    salts = []
+    for key in ("one", "two", "one"):
+        client_of(live, route, Authorization=f"Bearer {key}")
+        salts.append(live.engine.requests[-1].salt)
+    assert salts[0] == salts[2] and (salts[0] != salts[1]) == apart == (b"" not in salts)
+
+
+def test_a_prefix_cache_per_key_needs_keys():
+    with pytest.raises(UsageError, match="--api-key-file"):
+        Access.when_bound("127.0.0.1", cache_per_key=True)
 
 
 def test_without_keys_programs_of_one_machine_are_told_apart(serve):

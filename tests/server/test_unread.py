@@ -16,7 +16,8 @@ from uvicorn.server import ServerState
 from kakera.contract.events import Finished, Tokens, Usage
 from kakera.contract.request import Sampling
 from kakera.errors import RequestRefused
-from kakera.server.generate import UNREAD_DELTAS, Generation, Job
+from kakera.server.choice import Job
+from kakera.server.generate import UNREAD_DELTAS, Generation
 from kakera.server.http.connection import LOOKS, UNREAD_SECONDS, TimedConnection
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord

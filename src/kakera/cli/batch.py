@@ -109,7 +109,7 @@ def _local(file: Path, model: str | None, names: Sequence[str], wishes: Wishes) 
         async def run() -> Tally:
             from kakera.run.process.client import EngineClient
 
-            starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=not machine.target.has_cards))
+            starting = asyncio.create_task(EngineClient.start(recipe))
             await asyncio.sleep(0)  # the engine's process loads while this one imports the application
             from kakera.batch.servers import LocalServer
             from kakera.server.watchdog import first_token

@@ -55,6 +55,9 @@ KeepAliveOption = Annotated[
     int,
     typer.Option("--keep-alive", min=1, max=3600, help="Seconds for which a connection may wait for its next request."),
 ]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads of a CPU. Default: as many as are fast here, measured.")
+]
 DEFAULT_KEEP_ALIVE = 130  # as in server/http/connection.py, which is not imported to say --help
 DEFAULT_HOST, DEFAULT_PORT, DEFAULT_LEVEL = "127.0.0.1", 30000, "info"
 

@@ -273,12 +273,15 @@ class Scheduler:
             self._events.append(Tokens(sequence.id, tuple(shown), result.logprobs[: len(shown)]))
 
     def _end(self, sequence: Sequence, reason: FinishReason, message: str = "", code: str = "") -> None:
-        self._give_back(sequence)
+        self._give_back(sequence, failed=reason == "error")
         self._report_end(sequence, reason, message, code)
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _give_back(self, sequence: Sequence, failed: bool = False) -> None:
+        """A prompt that is not whole yet rests where it stops: whoever sends it again goes on there."""
         lease = sequence.lease
         assert lease is not None
+        if sequence.prefilling and sequence.cached and not failed:
+            self.cache.rest(lease)
         self.cache.release(lease)
         self.running.remove(sequence, lease.slot)
         sequence.stop()
