@@ -54,7 +54,7 @@ def short(monkeypatch):
 def test_slices_have_the_ids_of_the_whole(short, name):
     tokenizer, cuts = TOKENIZERS[name], 0
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=60)
     @given(st.lists(texts.map("".join), min_size=3, max_size=6).map("".join))
     def holds(text):
         nonlocal cuts
