@@ -5,6 +5,7 @@ No torch in here: the tests of the rooms without torch are not to wait for its i
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -20,6 +21,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # And where a test has two, the one that waits sleeps: spinning took 41 s of CPU time where sleeping takes 13.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Processes that tests start keep what they compile, else each compiles all of kakera again (0.2 s).
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What is imported and collected stays to the end: a million objects that no collection needs to look through.
+gc.disable()
+
 # The same examples in every run, so that no run fails by chance, and no example for its seconds. With
 # `--hypothesis-profile=random` each run tries others; a failure becomes an `@example` or a test of its own.
 settings.register_profile("fixed", deadline=None, derandomize=True)
@@ -33,6 +40,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reference", type=Path, help="directory of the bf16 reference model, for the golden values")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

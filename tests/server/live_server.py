@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import socket
 import threading
@@ -11,10 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import uvicorn
 from fake_engine import FakeEngine
 
@@ -24,6 +24,9 @@ from kakera.server.http.access import Access
 from kakera.server.http.connection import CONNECTIONS, TimedConnection
 from kakera.server.model import ServedModel
 from kakera.server.watch import EngineWatch
+
+if TYPE_CHECKING:
+    import openai  # a second to import
 
 MINI = Path(kakera.__file__).parent / "data" / "mini"
 ACCESS = ("keys", "allowed_hosts", "origins")
@@ -35,11 +38,15 @@ class Live:
     engine: FakeEngine
     model: ServedModel
     http: httpx.Client = field(init=False)
-    client: openai.OpenAI = field(init=False)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=self.url, timeout=20)
-        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=20, verify=False)  # which would read 150 certificates
+
+    @functools.cached_property
+    def client(self) -> openai.OpenAI:
+        import openai
+
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, http_client=self.http)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -89,7 +96,6 @@ def start(model: ServedModel, path: Path, streams: list[dict], **options: Any) -
         yield live
     finally:
         live.http.close()
-        live.client.close()
         server.should_exit = True
         thread.join(5)
 
