@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from command_server import CommandServer
+from lazily import lazily
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else importing it downloads a price list
-litellm = pytest.importorskip("litellm", reason="litellm comes with the extra `clients`")
+litellm = lazily("litellm", missing="litellm comes with the extra `clients`")
 pytestmark = pytest.mark.filterwarnings("ignore")  # its own ones
 
 WEATHER = {

@@ -13,6 +13,11 @@ from live_server import HELLO, MINI, Live, start
 from kakera.server.model import ServedModel
 
 
+@pytest.fixture(scope="module", autouse=True)
+def share_the_tokenizer(one_tokenizer: None) -> None:
+    pass
+
+
 @pytest.fixture(scope="session")
 def model() -> ServedModel:
     return ServedModel.load(MINI, "mini")

@@ -2,7 +2,6 @@
 
 import json
 
-import anthropic
 import httpx
 import pytest
 from live_server import start
@@ -10,7 +9,9 @@ from pydantic import BaseModel
 from test_chat import ARGUMENTS, CALLS
 
 from kakera.server.anthropic.routes import MessagesReply
+from lazily import lazily
 
+anthropic = lazily("anthropic")
 USER = [{"role": "user", "content": "hi"}]
 THINK = {"type": "enabled", "budget_tokens": 1024}
 TOOLS = [

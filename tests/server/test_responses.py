@@ -3,11 +3,14 @@
 import json
 
 import httpx
-import openai
 import pytest
 from live_server import start
 from test_anthropic_messages import TEXTS, Trip
 from test_chat import ARGUMENTS, CALLS
+
+from lazily import lazily
+
+openai = lazily("openai")
 
 OFF = {"effort": "none"}
 WEATHER = {
