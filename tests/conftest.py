@@ -50,6 +50,10 @@ def pytest_runtestloop() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else what is in circles has no end at the exit, and libraries complain of it
+
+
 @pytest.fixture(scope="session")
 def reference(request: pytest.FixtureRequest) -> Path:
     """The reference model's directory; the test is skipped without it."""

@@ -336,7 +336,7 @@ def test_closing_ends_streams_that_wait_and_starting_again_leaks_nothing(tmp_pat
     asyncio.run(cycles(2))
     gc.collect()
     descriptors, threads = process.num_fds(), process.num_threads()
-    asyncio.run(cycles(10))
+    asyncio.run(cycles(4))
     gc.collect()
     assert process.num_fds() <= descriptors + 1 and process.num_threads() <= threads + 1
     assert not left_behind() and not engines()

@@ -34,7 +34,7 @@ from kakera.run.recording.replay import Replay
 PREFIX = tokens_of(1, 300)
 
 
-def recorded(directory, path, prompts=True, kv="int2", spoil=None, **changes):
+def recorded(directory, path, prompts=True, kv="int2", spoil=None, most=70, **changes):
     """A conversation with hits, sampling and several rows at once; `spoil(runner)` may break the engine in between."""
     plan = tiny_plan(directory, kv, **changes)
     engine = build_engine(directory, plan)
@@ -43,7 +43,7 @@ def recorded(directory, path, prompts=True, kv="int2", spoil=None, **changes):
     list(generate(engine, [ask("first", PREFIX, 5, boundaries=[256])]))
     if spoil:
         spoil(inner)
-    second = ask("second", PREFIX + tokens_of(2, 80), 70, temperature=0.8, seed=5, presence_penalty=0.5)
+    second = ask("second", PREFIX + tokens_of(2, 80), most, temperature=0.8, seed=5, presence_penalty=0.5)
     list(generate(engine, [second, ask("third", PREFIX + tokens_of(3, 10), 6)]))
     return plan
 
@@ -226,7 +226,7 @@ WRONG_ACTIONS = [
 @pytest.fixture(scope="module")
 def honest(tiny_model, tmp_path_factory):
     path = tmp_path_factory.mktemp("honest") / "run"
-    return recorded(tiny_model, path), path
+    return recorded(tiny_model, path, most=9), path
 
 
 @pytest.mark.parametrize("lie", [*LIES, *WRONG_ACTIONS])
