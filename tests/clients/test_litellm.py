@@ -96,7 +96,7 @@ def test_leaving_a_stream_ends_its_request(server: CommandServer) -> None:
     stream = ask(server, "endless", stream=True)
     next(iter(stream))
     stream.completion_stream.close()
-    end = time.monotonic() + 3
+    end = time.monotonic() + 60
     while server.http.get("/v1/loads").json()["aggregate"]["total_reqs"]:
         assert time.monotonic() < end, "the request still runs"
         time.sleep(0.02)

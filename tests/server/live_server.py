@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import http.client
 import json
 import socket
 import threading
@@ -61,11 +62,29 @@ class Live:
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
 
-    def wait_until(self, condition: Callable[[], Any], seconds: float = 5.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.005)
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        wait_until(condition)
+
+    def leave(self, path: str, body: dict[str, Any], reached: Callable[[], Any] = lambda: True) -> None:
+        """Ask, and hang up as soon as a request is open in the engine and `reached` holds."""
+        hang_up(self.url, path, body, lambda: self.engine.open and reached())
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """A minute at most: the machine may be busy."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def hang_up(url: str, path: str, body: dict[str, Any] | None, reached: Callable[[], Any]) -> None:
+    """A client that asks (GET without a body) and leaves its answer when `reached` holds."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        text, headers = json.dumps(body), {"content-type": "application/json"}
+        connection.request(*(("GET", path) if body is None else ("POST", path, text, headers)))
+        wait_until(reached)
 
 
 def free_port() -> int:
