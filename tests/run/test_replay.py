@@ -186,7 +186,7 @@ def test_hits_of_what_was_generated_are_no_difference(tiny_model, tmp_path, kv):
     record(engine, plan, Recording(tmp_path / "run", "tiny", True))
     tokens, hits = tokens_of(5, 70), 0
     for turn in range(4):
-        answer = generate(engine, [ask(f"turn {turn}", tokens, 90)])[f"turn {turn}"]
+        answer = generate(engine, [ask(f"turn {turn}", tokens, 70)])[f"turn {turn}"]
         hits += answer.finished.usage.cached_tokens > 0
         tokens = (*tokens, *answer.tokens, *tokens_of(20 + turn, 30))
     report, differences = replayed(tiny_model, tmp_path / "run", plan)
