@@ -12,12 +12,14 @@ import subprocess
 import pytest
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """`given` is what is piped in."""
     from kakera.cli import main
 
     out, errors, status = io.StringIO(), io.StringIO(), None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["kakera", *arguments])
+        patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
         for name, value in environment.items():
             patch.setenv(name, value)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
