@@ -9,6 +9,7 @@ import functools
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtestloop() -> None:
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on the tests that its worker had before."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 def pytest_unconfigure() -> None:
