@@ -5,6 +5,7 @@ No torch in here: the tests of the rooms without torch are not to wait for its i
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -49,16 +50,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtestloop() -> None:
     gc.freeze()
     gc.enable()
+    atexit.register(gc.unfreeze)  # else what is in circles never ends, and libraries complain of it
 
 
 def pytest_runtest_setup() -> None:
     """What a test draws does not depend on the tests that its worker had before."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # else what is in circles has no end at the exit, and libraries complain of it
 
 
 @pytest.fixture(scope="session")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from typing import Any
 
 import pytest
 
 
+class _Lazily:
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, what: str) -> Any:
+        if what.startswith("_"):  # pytest asks each global whether it is a test or a fixture
+            raise AttributeError(what)
+        return getattr(importlib.import_module(self._name), what)
+
+
 def lazily(name: str, missing: str = "") -> Any:
-    """The module, imported when something of it is first used. `missing`: why the tests are skipped without it."""
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.loader is None:
+    """A stand-in that imports the module when something of it is first used. `missing`: why the tests are skipped
+    where it is not installed."""
+    if importlib.util.find_spec(name) is None:
         pytest.skip(missing, allow_module_level=True)
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return _Lazily(name)
