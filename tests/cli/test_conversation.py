@@ -19,6 +19,8 @@ from kakera.errors import UsageError
 from kakera.run.scripted import Script, ScriptedRecipe
 from kakera.server.model import ServedModel
 
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
+
 
 class Talk(Conversation):
     """With the model at hand."""

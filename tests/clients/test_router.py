@@ -21,7 +21,7 @@ from command_server import CommandServer, free_port
 pytest.importorskip("vllm_router", reason="vllm-router comes with the extra `clients`")
 
 CHAT = "/v1/chat/completions"
-START_SECONDS = 30
+START_SECONDS = 60
 PAGE = 64  # tokens; a page that is not full is not cached
 
 
@@ -82,7 +82,7 @@ class Conversation:
 
 
 def wait_until_one_runs(servers: list[CommandServer]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while sum(server.http.get("/v1/loads").json()["aggregate"]["total_reqs"] for server in servers) != 1:
         assert time.monotonic() < end
         time.sleep(0.01)

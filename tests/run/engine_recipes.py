@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from kakera.contract.step import StepResult
 from kakera.errors import CheckpointError
 from kakera.run.engine import LocalEngine
 from kakera.run.process.client import EngineClient
+from kakera.run.scripted import ScriptedRecipe
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,26 @@ class TinyRecipe:
 
         engine = build_engine(self.directory, tiny_plan(self.directory, slots=self.slots))
         engine.scheduler.limits = replace(engine.scheduler.limits, max_waiting=self.max_waiting)
+        return engine
+
+
+@dataclass(frozen=True)
+class HeldRecipe:
+    """A scripted engine none of whose steps ends before a file is there."""
+
+    script: Path
+    end: Path
+
+    def __call__(self) -> LocalEngine:
+        engine = ScriptedRecipe(self.script)()
+        execute = engine.runner.execute
+
+        def held(*step: Any) -> StepResult:
+            while not self.end.exists():
+                time.sleep(0.01)
+            return execute(*step)
+
+        engine.runner.execute = held  # type: ignore[method-assign]
         return engine
 
 

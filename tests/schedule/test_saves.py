@@ -36,7 +36,7 @@ def test_grid_doubles_up_to_its_step():
     assert grid_points(20_000, 4096) == [64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tokens=st.integers(1, 5000),
     start=st.integers(0, 40),

@@ -26,7 +26,7 @@ def answers(draw) -> list[Delta]:
     return [*deltas, Delta(0, finish="stop")]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(answers())
 def test_blocks_follow_one_another_and_keep_every_character(deltas):
     answer = Answer()

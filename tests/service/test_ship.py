@@ -54,7 +54,7 @@ def test_health_is_asked_where_the_server_listens() -> None:
 
 def status_for(port: int, host: str) -> int:
     """Of a page elsewhere whose name has come to mean this machine (DNS rebinding), or of our own."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/v1/models", headers={"Host": f"{host}:{port}"})
     return connection.getresponse().status
 

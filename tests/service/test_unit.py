@@ -48,7 +48,7 @@ def settings_of(text: str) -> dict[str, str]:
         memory_max=st.integers(10**8, 10**11),
     )
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_times_of_the_unit_leave_room_for_each_other(bounds: Bounds) -> None:
     unit = settings_of(unit_text(Facts("m", ("/bin/true",), ("/bin/true",), bounds)))
     start, interval = int(unit["TimeoutStartSec"]), int(unit["StartLimitIntervalSec"])
