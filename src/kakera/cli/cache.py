@@ -50,9 +50,9 @@ def purge() -> None:
 
     home, gone = default_home(), 0
     for each in directories(home):
-        if in_use(each.path):
-            typer.echo(f"kept {each.path}: a server writes there; stop it first", err=True)
+        if remove(each.path):
+            gone += each.bytes
             continue
-        remove(each.path)
-        gone += each.bytes
+        why = "a server writes there; stop it first" if in_use(each.path) else "it can not be removed"
+        typer.echo(f"kept {each.path}: {why}", err=True)
     typer.echo(f"removed {gone / 1e9:.2f} GB from {home}")
