@@ -16,6 +16,7 @@ def ls(as_json: JsonOption = False) -> None:
     import time
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from kakera.disk.home import default_home, directories, in_use
@@ -38,7 +39,7 @@ def ls(as_json: JsonOption = False) -> None:
     for each in found:
         when = "now" if in_use(each.path) else time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_at))
         with_what = ", ".join(each.key[name] for name in ("KV codec", "states", "device") if name in each.key)
-        table.add_row(each.key.get("model", each.path.name), f"{each.bytes / 1e9:.2f}", when, with_what)
+        table.add_row(escape(each.key.get("model", each.path.name)), f"{each.bytes / 1e9:.2f}", when, with_what)
     Console(highlight=False).print(table)
     typer.echo(f"{sum(each.bytes for each in found) / 1e9:.2f} GB in {home}")
 
