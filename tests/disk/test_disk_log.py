@@ -200,6 +200,19 @@ def test_part_of_the_file_system_stays_free(tmp_path: Path, monkeypatch: pytest.
     log.close()
 
 
+def test_where_the_file_system_is_short_of_room_what_is_old_goes_for_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk of its own with 32 blocks, less than the bound, of which 4 are to stay free."""
+    monkeypatch.setattr(DiskLog, "_free", lambda _: (32 * BLOCK - bytes_in(tmp_path), 4 * BLOCK))
+    log = opened(tmp_path)
+    for number in range(40):
+        assert put(log, number, bytes(BLOCK))
+        assert bytes_in(tmp_path) <= 29 * BLOCK
+    assert len(log) > 3 and get(log, Kind.PAGE, key_of(39)) == bytes(BLOCK)
+    log.close()
+
+
 def test_a_segment_that_nobody_used_for_a_month_goes_at_the_start(tmp_path: Path) -> None:
     log = opened(tmp_path)
     put(log, 1, b"old")

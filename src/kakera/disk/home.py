@@ -36,7 +36,10 @@ def check_home(home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = home.lstat()
     except OSError as error:
-        raise UsageError(f"the disk cache can not be at {home}: {error.strerror}") from None
+        reason = "it is not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"the disk cache can not be at {home}: {reason}") from None
+    if stat.S_ISLNK(found.st_mode):
+        raise UsageError(f"the disk cache can not be at {home}: it is a link; set XDG_CACHE_HOME to have it elsewhere")
     if not stat.S_ISDIR(found.st_mode):
         raise UsageError(f"the disk cache can not be at {home}: it is not a directory")
     if found.st_uid != os.getuid():

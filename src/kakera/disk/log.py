@@ -200,9 +200,8 @@ class DiskLog:
         size = max(self.segment_bytes, size + 2 * BLOCK)
         if self.bytes + size > self.limit:
             raise NoRoom(f"{self.bytes} of {self.limit} bytes are taken, by servers of other models, too")
-        state = os.statvfs(self.path)
-        keep = min(FREE_BYTES, state.f_blocks * state.f_frsize // FREE_SHARE)
-        if state.f_bavail * state.f_frsize - size < keep:
+        free, keep = self._free()
+        if free - size < keep:
             raise NoRoom(f"less than {keep + size} bytes of the file system are free")
         number = max(self._segments, default=0) + 1
         self._open = Segment(self._file(number), size)
@@ -220,15 +219,22 @@ class DiskLog:
 
     # The bound
 
+    def _free(self) -> tuple[int, int]:
+        """Bytes of the file system that are free, and that must stay so."""
+        state = os.statvfs(self.path)
+        return state.f_bavail * state.f_frsize, min(FREE_BYTES, state.f_blocks * state.f_frsize // FREE_SHARE)
+
     def _shrink(self, wanted: int) -> None:
         """Give up what is worth least until so many bytes fit: other keys' directories, then the oldest segments."""
         self.bytes = bytes_in(self.home)  # others write there too
-        if self.bytes + wanted > self.limit:
+        free, keep = self._free()
+        most = min(self.limit, self.bytes + free - keep) - wanted
+        if self.bytes > most:
             for other in directories(self.home):
-                if self.bytes + wanted > self.limit and other.path != self.path and remove(other.path):
+                if self.bytes > most and other.path != self.path and remove(other.path):
                     self.bytes -= other.bytes
         used: list[tuple[Head, bytearray]] = []
-        while self._segments and self.bytes + wanted > self.limit:
+        while self._segments and self.bytes > most:
             used += self._give_up(self._victim())
         for head, payload in used:
             try:
