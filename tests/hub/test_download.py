@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,19 @@ def test_an_answer_longer_than_the_file_fills_no_disk_and_a_part_too_long_is_beg
     tiny.spoil = lambda file, data: data
     part.write_bytes(LARGE + b"more")
     assert (fetched(remote) / "model-1.safetensors").read_bytes() == LARGE
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS], ids=os.strerror)
+def test_what_the_disk_refuses_is_not_called_the_networks(
+    tiny: LocalHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    remote = seen()
+    monkeypatch.setattr(download._Told, "write", refuse)
+    with pytest.raises(CheckpointError, match=f"could not be written to {tmp_path}.*{os.strerror(number)}.*HF_HOME"):
+        fetched(remote)
 
 
 ODD = [

@@ -7,6 +7,7 @@ no network. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are heard by huggingface_hu
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from kakera.arch import documents
 from kakera.arch.formats import refuse_files
 from kakera.arch.stored import DRAFT, INDEX, SINGLE, TensorHeader, indexed_files
 from kakera.errors import CheckpointError
-from kakera.hub.disk import COMMIT
+from kakera.hub.disk import COMMIT, cache_directory
 from kakera.hub.names import Repository, Source
 
 CONNECT_SECONDS = 10.0
@@ -26,6 +27,9 @@ SMALL = (".json", ".jinja")  # configs, the tokenizer, the template, the index
 FOLDERS = ("", "additional_chat_templates")  # in which they lie
 SMALL_BYTES = 64 << 20  # the tokenizer of 248,320 tokens takes 20 MB; a larger JSON file is no part of a model
 READERS = 8
+OF_THE_DISK = {
+    getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EIO", "ENOTDIR")
+}
 _DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # becomes the name of a file, as the commit does
 
 
@@ -145,6 +149,11 @@ def failed(repository: Repository, error: Exception) -> CheckpointError:
         return error
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # why it was looked for on the disk
+    if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+        return CheckpointError(
+            f"{repository} could not be written to {cache_directory()} ({error.strerror}): free room there or make it "
+            "writable, or set HF_HOME to a directory on another disk"
+        )
     host = constants.ENDPOINT.partition("://")[2]
     page = f"{constants.ENDPOINT}/{repository.id}"
     token = "set HF_TOKEN, or log in (hf auth login)" if get_token() is None else "check the token (HF_TOKEN)"
