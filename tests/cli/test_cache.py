@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 from kakera.cache.host import CacheSizes
 from kakera.cli import app
 from kakera.cli.engine import with_disk
-from kakera.disk.home import check_home, default_home
+from kakera.disk.home import Directory, check_home, default_home
 from kakera.disk.log import DiskLog
 from kakera.errors import UsageError
 from kakera.run.process.recipe import EngineRecipe
@@ -72,6 +73,18 @@ def test_a_home_that_is_no_directory_is_refused_in_words(home: Path, tmp_path: P
         home.symlink_to(tmp_path if kind == "link" else tmp_path / "nothing")
     with pytest.raises(UsageError, match="is a link; set XDG_CACHE_HOME" if kind == "link" else "is not a directory"):
         check_home(home)
+
+
+@pytest.mark.parametrize("command", ["ls", "purge"])
+def test_a_home_of_another_user_is_said_to_be_unreadable(
+    home: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def refuse(_: Path) -> list[Directory]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("kakera.disk.home.directories", refuse)
+    result = CliRunner().invoke(app, ["cache", command])
+    assert isinstance(result.exception, UsageError) and "can not be read (Permission denied)" in str(result.exception)
 
 
 def test_the_home_is_never_a_relative_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
