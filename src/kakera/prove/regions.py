@@ -17,7 +17,7 @@ LEAST_OF_MAKERS = 0.5  # of the maker's bandwidth is what the median counts for,
 
 @dataclass(frozen=True)
 class Spilled:
-    """`bytes` in pieces of one region, the first at `offset`, and at how many bytes a second they and others are read."""
+    """`bytes` in pieces of one region, the first at `offset`; bytes a second at which they and the others are read."""
 
     region: str
     offset: int

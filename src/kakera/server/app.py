@@ -34,6 +34,7 @@ from kakera.server.operate.health import health_routes
 from kakera.server.operate.page import PATHS, page_routes
 from kakera.server.operate.router import router_routes
 from kakera.server.operate.status import status_routes
+from kakera.server.operate.sweep import sweep_routes
 from kakera.server.responses.routes import responses_routes
 from kakera.server.service import Service
 from kakera.server.watch import EngineWatch
@@ -90,6 +91,7 @@ def create_app(
         health_routes(service),
         router_routes(service, plan),
         status_routes(service, plan),
+        sweep_routes(service),
         page_routes(),
     ):
         app.include_router(router)
