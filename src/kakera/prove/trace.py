@@ -35,6 +35,8 @@ class Sample:
     clock_mhz: int | None = None
     utilization: int | None = None  # percent
     slowed: bool | None = None
+    resident: int | None = None  # bytes of our processes on the host
+    host_free: int | None = None
 
 
 @dataclass(frozen=True)
