@@ -49,7 +49,6 @@ def healthy(seed: int = 0, chunk: int = CHUNK, context: int = CONTEXT) -> Trace:
 
     return Trace(
         CARD,
-        chunk,
         tuple(samples),
         calm,
         tuple(chunks),
@@ -87,7 +86,7 @@ def slower(trace: Trace, factor: float, since: float = 0.7, count: int | None = 
     longer = chunks[-1].at - trace.chunks[-1].at
     filling = [s for s in trace.samples if s.phase == "filling"]
     more = [replace(filling[-1], seconds=filling[-1].seconds + t / 2) for t in range(1, int(2 * longer) + 1)]
-    later = [replace(s, seconds=s.seconds + longer) for s in trace.samples if s.phase in ("answering", "after")]
+    later = [replace(s, seconds=s.seconds + longer) for s in trace.samples if s.phase in ("answering", "other")]
     kept = [s for s in trace.samples if s.phase in ("calibration", "filling")]
     return replace(trace, chunks=tuple(chunks), samples=(*kept, *more, *later))
 

@@ -24,6 +24,7 @@ from kakera.cli import (
     info,
     models,
     plan,
+    prove,
     pull,
     quantize,
     replay,
@@ -45,6 +46,7 @@ app.command("up")(up.up)
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("plan")(plan.plan)
+app.command("prove")(prove.prove)
 app.command("pull")(pull.pull)
 app.command("models")(models.models)
 app.command("quantize")(quantize.quantize)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from statistics import median
+from statistics import median, mode
 
 from kakera.prove.trace import Chunk
 
@@ -23,9 +23,10 @@ class Pace:
     chunks: tuple[Chunk, ...]
 
     @staticmethod
-    def of(calm: Sequence[Chunk], filling: Sequence[Chunk], tokens: int) -> Pace | None:
-        """None if there are too few whole chunks. The slope is the median of those between any two, so that single
+    def of(calm: Sequence[Chunk], filling: Sequence[Chunk]) -> Pace | None:
+        """Whole chunks are those of the usual size. None if there are too few. The slope is the median of those between any two, so that single
         slow chunks do not bend it. A quarter that is slower than the calibration is scaled to it."""
+        tokens = mode(chunk.tokens for chunk in filling) if filling else 0
         whole = tuple(chunk for chunk in filling if chunk.tokens == tokens)
         if len(whole) < LEAST_CHUNKS:
             return None

@@ -7,7 +7,7 @@ from typing import Literal
 
 from kakera.contract.events import RegionRead
 
-Phase = Literal["calibration", "filling", "answering", "after"]
+Phase = Literal["calibration", "filling", "answering", "other"]  # the first two: prefill, and nothing else
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,6 @@ class Trace:
     first is made while next to nothing has been computed. `failure`: what the server said, or how it ended."""
 
     card: Card | None
-    chunk: int  # tokens of a whole chunk
     samples: tuple[Sample, ...] = ()
     calm_chunks: tuple[Chunk, ...] = ()  # of the calibration, behind at most 8K tokens
     chunks: tuple[Chunk, ...] = ()

@@ -25,7 +25,10 @@ LINK_RATE, LINK_TAIL, LINK_WAITING = 0.6, 5.0, 0.3
 SLOW_DECODE = 1.25
 LEAST_PREFILL, AT_TOKENS = 1000.0, 100_000
 CACHED_SHARE = 0.95
-RESENT_SHARE, RESENT_SECONDS = 0.05, 1.0  # first token of the second turn: of the cold one's seconds, or at most these
+RESENT_SHARE, RESENT_SECONDS = (
+    0.05,
+    1.0,
+)  # first token of the second turn, beside computing what was not cached: of the cold one's seconds, or these
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Verdict:
 def judge(trace: Trace) -> Verdict:
     throttled = _throttled(trace.samples)
     # a card that is slowed says nothing about its memory by being slow
-    pace = None if throttled else Pace.of(trace.calm_chunks, trace.chunks, trace.chunk)
+    pace = None if throttled else Pace.of(trace.calm_chunks, trace.chunks)
     spill = _spill(trace, pace)
     found = [_wrong(trace), spill, *throttled, *_links(trace)]
     if trace.card is not None:
@@ -192,15 +195,16 @@ def _slow(trace: Trace, pace: Pace | None, throttled: bool) -> list[Finding]:
         expected = calm.seconds + (last.kv_bytes - calm.kv_bytes) / card.bandwidth
         if last.seconds > SLOW_DECODE * expected:
             found.append(f"a token takes {last.seconds * 1e3:.1f} ms at the end, {expected * 1e3:.1f} were expected")
-    late = [chunk for chunk in trace.chunks if chunk.position >= AT_TOKENS and chunk.tokens == trace.chunk]
+    late = [chunk.tokens / max(chunk.seconds, 1e-9) for chunk in trace.chunks if chunk.position >= AT_TOKENS]
     if card is not None and late:
-        rate = late[0].tokens / median(chunk.seconds for chunk in late[:9])
+        rate = median(late[:9])
         if rate < LEAST_PREFILL:
             found.append(f"{rate:,.0f} tokens/s of prefill at {AT_TOKENS:,} tokens")
-    if trace.filled and trace.resent:
-        limit = max(RESENT_SECONDS, RESENT_SHARE * trace.filled.first_token)
-        if trace.resent.first_token > limit:
-            found.append(f"the second turn's first token took {trace.resent.first_token:.1f} s")
+    if (filled := trace.filled) and (turn := trace.resent):
+        computed = (turn.prompt_tokens - turn.cached_tokens) * filled.first_token / filled.prompt_tokens
+        limit = max(RESENT_SECONDS, RESENT_SHARE * filled.first_token) + computed
+        if turn.first_token > limit:
+            found.append(f"the second turn's first token took {turn.first_token:.1f} s")
     return [Finding("slow", text) for text in found]
 
 
