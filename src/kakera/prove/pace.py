@@ -24,8 +24,8 @@ class Pace:
 
     @staticmethod
     def of(calm: Sequence[Chunk], filling: Sequence[Chunk]) -> Pace | None:
-        """Whole chunks are those of the usual size. None if there are too few. The slope is the median of those between any two, so that single
-        slow chunks do not bend it. A quarter that is slower than the calibration is scaled to it."""
+        """Whole chunks are those of the usual size; None if there are too few. The slope is the median of those between
+        any two, so that single slow chunks do not bend it. A quarter slower than the calibration is scaled to it."""
         tokens = mode(chunk.tokens for chunk in filling) if filling else 0
         whole = tuple(chunk for chunk in filling if chunk.tokens == tokens)
         if len(whole) < LEAST_CHUNKS:
