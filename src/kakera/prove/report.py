@@ -10,9 +10,9 @@ from typing import Any
 
 from kakera import __version__
 from kakera.plan.plan import Plan
-from kakera.prove.regions import usual_rate
 from kakera.prove.trace import Trace
 from kakera.prove.verdict import Verdict, least_free, peak_bytes
+from kakera.run.spilled import usual_rate
 from kakera.target.devices import host_memory
 from kakera.target.wsl import under_wsl
 

@@ -11,8 +11,8 @@ from typing import Literal
 
 from kakera.contract.grid import PAGE
 from kakera.prove.pace import Pace
-from kakera.prove.regions import Spilled, spilled
 from kakera.prove.trace import Card, Chunk, Sample, Trace
+from kakera.run.spilled import Spilled, spilled
 
 Kind = Literal["wrong", "spill", "over plan", "tight", "throttled", "link", "slow"]
 FAILS: tuple[Kind, ...] = ("wrong", "spill", "over plan")

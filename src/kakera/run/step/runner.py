@@ -105,8 +105,13 @@ class TorchRunner:
         return regions(self.model, self.kv, self.states, self.store, self)
 
     def sweep(self) -> list[RegionRead]:
-        """See Runner.sweep."""
-        return sweep(self.regions(), self.device)
+        """See Runner.sweep. Whatever goes wrong with reading alone costs nobody the engine."""
+        try:
+            return sweep(self.regions(), self.device)
+        except RuntimeError:  # of torch: no memory for a sum, say
+            log.exception("the sweep failed")
+            touch(self.device)
+            return []
 
     def _forward(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
         self.tables.update(plan.rows)
