@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 
 import pytest
+from traces import healthy
 from typer.testing import CliRunner
 
 from kakera.cli import app
-from kakera.errors import UsageError
+from kakera.cli import prove as command
+from kakera.cli.model import resolve_model
+from kakera.errors import KakeraError, UsageError
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
 from kakera.prove.course import Recorder, check, prove, sample_of
@@ -61,6 +65,33 @@ def test_a_cpu_is_proven_whole(tiny_model, tmp_path, monkeypatch) -> None:
     (proof,) = json.loads((tmp_path / "kakera" / "proven.json").read_text())
     assert (proof["card"], proof["context"]) == ("cpu", 1024)
     assert "proven on" in CliRunner().invoke(app, ["plan", str(tiny_model), *sizes, "--host-cache", "50MB"]).stdout
+
+
+def test_before_a_server_starts_its_plan_is_proven_once(tiny_model, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    wishes, found = Wishes(gpus="cpu", context=1024), resolve_model(str(tiny_model))
+    good = replace(healthy(), card=None)
+    made = []
+    for trace in (replace(good, resent=None), good, good):
+        monkeypatch.setattr(command, "_trace", lambda *_, trace=trace: made.append(trace) or trace)
+        try:
+            command.prove_first(found, str(tiny_model), wishes)
+        except KakeraError as error:
+            made.append(error)
+    failed, error, proven = made
+    assert (failed.resent, proven) == (None, good) and "--context" in str(error)
+    assert "wrong: the conversation was not sent again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("failure", "status", "words"), [(None, 0, "proven"), ("it broke", 1, "wrong: it broke")])
+def test_the_exit_status_is_the_verdict(tiny_model, tmp_path, monkeypatch, failure, status, words) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    trace = replace(healthy(), failure=failure)
+    monkeypatch.setattr(command, "_trace", lambda *_: trace)
+    result = run(str(tiny_model), "--gpus", "cpu", "--context", "1024")
+    assert result.exit_code == status and words in result.stdout
+    assert "RTX 5070: " in result.stdout and "second turn: 189,700 of 189,794" in result.stdout
+    assert ("not proven" in result.stdout) == bool(status)
 
 
 def test_what_can_not_be_proven_is_refused(tiny_model, tmp_path) -> None:

@@ -11,6 +11,7 @@ from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
 from kakera.plan.plan import Wishes
 
 if TYPE_CHECKING:
+    from kakera.cli.model import Model
     from kakera.plan.plan import Plan
     from kakera.prove.trace import Trace
     from kakera.prove.verdict import Verdict
@@ -34,29 +35,16 @@ def prove(
     A server is started with the same options as by `kakera serve`. It takes some minutes on a card.
     """
     from kakera.cli.model import resolve_model
-    from kakera.cli.serve import say
+    from kakera.cli.terminal import say
     from kakera.errors import UsageError
-    from kakera.plan.planner import plan_and_speed
-    from kakera.plan.table import summary as sum_of
-    from kakera.prove.kept import keep
     from kakera.prove.report import record, summary
-    from kakera.prove.verdict import judge
-    from kakera.target.devices import resolve_to_compute
 
     if report is not None and not report.resolve().parent.is_dir():
         raise UsageError(f"--report {report}: there is no such directory")
     found = resolve_model(model)
     if found.scripted:
         raise UsageError(f"{model}: a script takes no memory that could be proven")
-    machine = resolve_to_compute(wishes.gpus)
-    plan, _ = plan_and_speed(found.path, wishes, machine)
-    say(sum_of(plan))
-    trace = _trace(model, plan, machine, wishes, quick)
-    verdict = judge(trace)
-    try:
-        keep(verdict, trace, plan, machine)
-    except OSError as error:
-        say(f"warning: this is not remembered ({error.strerror})")
+    verdict, trace, plan = proof_of(found, model, wishes, quick)
     if report is not None:
         report.write_text(_as_json(record(verdict, trace, plan)))
         say(f"{report} can be posted: it has no names of hosts, files or users, and no texts")
@@ -67,12 +55,55 @@ def prove(
     raise typer.Exit(0 if verdict.proven else 1)
 
 
+def proof_of(found: Model, model: str, wishes: Wishes, quick: bool) -> tuple[Verdict, Trace, Plan]:
+    """Plan, fill, judge and remember. `model` as on the command line. Raises PlanRefused, UsageError."""
+    from kakera.cli.terminal import say
+    from kakera.plan.planner import plan_and_speed
+    from kakera.plan.table import summary
+    from kakera.prove.kept import keep
+    from kakera.prove.verdict import judge
+    from kakera.target.devices import resolve_to_compute
+
+    machine = resolve_to_compute(wishes.gpus)
+    plan, _ = plan_and_speed(found.path, wishes, machine)
+    say(summary(plan))
+    trace = _trace(model, plan, machine, wishes, quick)
+    verdict = judge(trace)
+    try:
+        keep(verdict, trace, plan, machine)
+    except OSError as error:
+        say(f"warning: this is not remembered ({error.strerror})")
+    return verdict, trace, plan
+
+
+def prove_first(found: Model, model: str, wishes: Wishes) -> None:
+    """Before a server starts, prove its plan, unless it was proven already. Raises KakeraError if it does not hold."""
+    from kakera.cli.terminal import say
+    from kakera.errors import KakeraError, UsageError
+    from kakera.plan.planner import plan_and_speed
+    from kakera.plan.proven import proof_for
+    from kakera.target.devices import resolve_to_compute
+
+    if found.scripted:
+        raise UsageError(f"--prove: {model} is a script, which takes no memory that could be proven")
+    machine = resolve_to_compute(wishes.gpus)
+    if proof_for(plan_and_speed(found.path, wishes, machine)[0], machine):
+        return
+    verdict, _, _ = proof_of(found, model, wishes, quick=True)
+    for finding in verdict.findings:
+        say(f"{finding.kind}: {finding.text}")
+    if not verdict.proven:
+        raise KakeraError(
+            "--prove: the plan does not hold (see above); --context, --max-running and --reserve make it smaller"
+        )
+
+
 def _trace(model: str, plan: Plan, machine: Machine, wishes: Wishes, quick: bool) -> Trace:
     import asyncio
 
     from kakera.bench.server import ServerProcess, flags
     from kakera.cli.progress import progress
-    from kakera.cli.serve import say
+    from kakera.cli.terminal import say
     from kakera.errors import EngineDied
     from kakera.prove.course import Recorder, card_of, check
     from kakera.prove.course import prove as fill

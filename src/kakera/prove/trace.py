@@ -83,7 +83,7 @@ class Filled:
 
 @dataclass(frozen=True)
 class Resent:
-    """The same prompt with some tokens more, and the same once again. `same`: both got the same greedy answer."""
+    """The same prompt with some tokens more. `same`: two that were sent behind it got the same greedy answer."""
 
     prompt_tokens: int
     cached_tokens: int
