@@ -161,7 +161,7 @@ class _Course:
         )
 
     async def resend(self, client: Client, trace: Trace) -> Trace:
-        """The same conversation with a little more, three times. The first goes on from the fill's checkpoint and leaves
+        """The same conversation with a little more, three times. The first goes on from the fill's checkpoint and saves
         one of its own, rounded to 16 bit on a card; the others go on from that, and have to agree."""
         prompt = self.filled + self._tokens(MORE)
         seen = []
