@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kakera.contract.events import RegionRead
 from kakera.run.regions import Region
+from kakera.target.as_torch import target_of
 
 PIECE = 64 * 2**20  # bytes: 0.11 ms at 600 GB/s, 2.5 to 20 ms over a bus
 LEAST = 4 * 2**20  # bytes of a piece: of less, a launch takes as long as a read over the bus. Left out
@@ -37,7 +38,7 @@ class _Piece:
 def sweep(regions: Mapping[str, Region], device: torch.device, timer: Timer | None = None) -> list[RegionRead]:
     """Read every storage in pieces, `READS` times; between steps only. Offsets count all bytes of a region, also those
     of storages that are too small to be read. 17 ms a round for 10 GB at 600 GB/s."""
-    timer = timer or (_on_card if device.type == "cuda" else _on_host)
+    timer = timer or (_on_card if target_of(device).has_cards else _on_host)
     pieces = [piece for name, storages in regions.items() for piece in _pieces(name, storages, device)]
     rounds = [timer([piece.words for piece in pieces]) for _ in range(READS)]
     return [piece.read(seconds) for piece, seconds in zip(pieces, zip(*rounds, strict=True), strict=True)]
