@@ -102,6 +102,16 @@ class Flushed:
     host_bytes: int
 
 
+@dataclass(frozen=True)
+class RegionRead:
+    """`bytes` of the device's memory from `offset` of a region on, and the seconds that each read of them took."""
+
+    region: str
+    offset: int
+    bytes: int
+    seconds: tuple[float, ...]
+
+
 @dataclass
 class EngineStats:
     """A snapshot of the engine for /metrics, /health, the page and the log. Numbers and ids only.

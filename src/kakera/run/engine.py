@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from kakera.contract.events import EngineStats, Event, Flushed
+from kakera.contract.events import EngineStats, Event, Flushed, RegionRead
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
 from kakera.run.interface import EngineLimits, Runner
@@ -61,6 +61,10 @@ class LocalEngine:
         flushed, plan = self.scheduler.flush()
         self.runner.execute(plan)
         return flushed
+
+    def sweep(self) -> list[RegionRead]:
+        """See Runner.sweep."""
+        return self.runner.sweep()
 
     @property
     def keeps(self) -> bool:
