@@ -169,6 +169,11 @@ def test_a_file_in_place_of_a_directory_says_what_to_give(tmp_path):
     ("key", "value", "words"),
     [
         ("hidden_act", "gelu", "hidden_act is 'gelu' .kakera computes 'silu' or 'swish'"),
+        ("activation_function", "relu2", "activation_function is 'relu2' .kakera computes 'silu' or 'swish'"),
+        ("attn_scale", 0.5, "attn_scale is 0.5"),
+        ("residual_scale", 0.5, "residual_scale is 0.5"),
+        ("rope_theta", 5e6, "rope_theta is 10000000.0 in rope_parameters, 5000000.0 beside"),
+        ("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.25 in rope_parameters, 0.5 beside"),
         ("attention_bias", True, "attention_bias is True .kakera computes False"),
         ("mlp_bias", True, "mlp_bias is True"),
         ("attn_output_gate", False, "attn_output_gate is False .kakera computes True"),

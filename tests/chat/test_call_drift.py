@@ -156,6 +156,17 @@ def test_a_call_in_the_head(text, call, first):
         ('{"name": "bash", "command": "ls"}', [LS]),
         ('{"type": "function", "function": {"name": "bash", "arguments": "{\\"command\\": \\"ls\\"}"}}', [LS]),
         ('{"name": "ping", "arguments": null}', [("ping", {})]),
+        ('{"name": "bash", "arguments": {"command": "ls"}}}', [LS]),
+        ('[{"name": "bash", "arguments": {"command": "ls"}}]\n}]', [LS]),
+        ('{"name": "bash", "input": {"command": "ls"}}', [LS]),
+        ('{"function": "bash", "arguments": {"command": "ls"}}', [LS]),
+        ('{"tool": "bash", "args": {"command": "ls"}}', [LS]),
+        ('{"tool_name": "Bash", "command": "ls"}', [LS]),
+        ('<function=bash>\n{"command": "ls"}\n</function>', [LS]),
+        ("<function=bash>{command: ls}</function>", [LS]),
+        ('<function=bash>\n{"command": "a</function>\\n</tool_call>b"}',
+         [("bash", {"command": "a</function>\n</tool_call>b"})]),
+        ('<function=ping>\n{}\n</function>\n<function=bash>{"command": "ls"}', [("ping", {}), LS]),
         ('[{"name": "bash", "arguments": {"command": "ls"}}, {"name": "ping"}]', [LS, ("ping", {})]),
         ("[{name: bash, arguments: {command: ls}}, {name: ping}]", [LS, ("ping", {})]),
         ('{"name": "ping"}\n{"name": "bash", "arguments": {"command": "ls"}}', [("ping", {}), LS]),
@@ -194,6 +205,10 @@ def test_drifts_to_json(text, calls, end):
           ('" "', '""', "null", '"\\t"', '"\u00a0"', '"rm_all"', '"STOP"', "5", '["bash"]')),
         '<tool_call>\n[{"name": "bash", "arguments": {"command": "ls"}}, {"name": "rm_all"}]\n</tool_call>',
         '<tool_call>\n[]\n</tool_call>',
+        '<tool_call>\n{"tool": "bash", "function": "bash", "arguments": {"command": "ls"}}\n</tool_call>',
+        '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}, "input": {}}\n</tool_call>',
+        '<tool_call>\n<function=bash>\n{"cmd": "ls"}\n</function>\n</tool_call>',
+        'Then `<function=bash>{"command": "ls"}</function>`, and so on.',
         '<tool_call>\n{"name": "write", "arguments": {"tags": ["a "x"", "b"]}}\n</tool_call>',
         '<tool_call>\n{"name": "bash", "arguments": {}, "parameters": {}}\n</tool_call>',
         '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}, "note": "keep"}\n</tool_call>',
@@ -214,6 +229,12 @@ def test_what_is_no_call_comes_out_as_it_went_in(text):
 def test_a_response_that_is_only_mentioned_hides_no_call():
     assert read(f"In a <tool_response> tag. {BASH}") == ("In a <tool_response> tag. ", [LS])
     assert read(f"<tool_response>\n{BASH}\n</tool_response>\n{BASH}")[1] == [LS]
+
+
+def test_brackets_that_close_nothing_are_text_where_no_tag_follows():
+    written = '<tool_call>\n{"name": "ping"}'
+    assert read(written + "} and {}\n</tool_call>")[0].startswith("} and {}")
+    assert read('<function=bash>{"command": "ls"}</function>') == ("", [LS])
 
 
 def test_a_parameter_is_given_once_and_stays_as_it_was_first():

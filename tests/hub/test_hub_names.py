@@ -25,7 +25,11 @@ def test_a_name_with_its_revision(text: str, found: Repository, name: str) -> No
     assert Repository.called(text) == found and str(found) == text and found.name == name
 
 
-@pytest.mark.parametrize("text", ["name", "owner/name@", "owner/name@a@b", "a/b/c", "./a/b", "owner/name@a b", ""])
+@pytest.mark.parametrize(
+    "text",
+    ["name", "owner/name@", "owner/name@a@b", "a/b/c", "./a/b", "owner/name@a b", "", "owner/name@../../x",
+     "owner/name@a/../b", "owner/name@/etc/passwd", "owner/name@-x", "owner/name@a/.b", "owner/name@a\\b"],
+)  # fmt: skip
 def test_other_names_are_none(text: str) -> None:
     assert Repository.called(text) is None
 

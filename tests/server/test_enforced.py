@@ -58,6 +58,10 @@ WRONG_WISHES = [
     {"allowed_token_ids": [5]},
     {"bad_words": ["hi"]},
     {"logits_processors": ["x"]},
+    *({name: SCHEMA} for name in ("schema", "response_schema")),
+    *({name: True} for name in ("json_object", "json_mode")),
+    *({name: [5]} for name in ("banned_tokens", "force_words", "suppress_tokens", "banned_strings")),
+    {"extra_body": {"guided_json": SCHEMA}},
     {"mirostat": 2},
     {"use_beam_search": True},
     *({"logit_bias": bias} for bias in ({"٣": 1}, {"７": 1}, {"007": 1}, {"7": 1, "007": 2}, {"+7": 1}, {" 7": 1})),
@@ -124,6 +128,25 @@ def test_what_is_not_enforced_is_a_400_that_names_the_field(strict, route, wish)
         assert error["param"].partition(".")[0].partition("[")[0] == field and field in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("routes", "wish", "nothing"),
+    [
+        ((CHAT, TEXT, MESSAGES), {"text": {"format": FORMS[0]}}, {"text": {"format": {"type": "text"}}}),
+        ((CHAT, TEXT, RESPONSES), {"output_config": {"format": FORMS[0]}}, {"output_config": {"effort": "low"}}),
+        ((CHAT, TEXT, RESPONSES), {"stop_sequences": ["a"]}, {"stop_sequences": []}),
+        ((MESSAGES, RESPONSES), {"n": 2}, {"n": 1}),
+        ((MESSAGES, RESPONSES), {"logprobs": True}, {"logprobs": False}),
+        ((TEXT, MESSAGES, RESPONSES), {"top_logprobs": 2}, {"top_logprobs": 0}),
+        ((CHAT, MESSAGES, RESPONSES), {"echo": True}, {"echo": False}),
+    ],
+)
+def test_fields_of_another_dialect_are_refused_where_they_would_be_dropped(strict, routes, wish, nothing):
+    for route in routes:
+        answer = strict.post(route, **BODIES[route], **wish)
+        assert answer.status_code == 400 and answer.json()["error"]["param"].startswith(next(iter(wish)))
+        assert strict.post(route, **BODIES[route], **nothing).status_code == 200
+
+
 @pytest.mark.parametrize("form", WRONG_FORMS)
 def test_responses_names_its_own_field(strict, form):
     error = strict.post(RESPONSES, **BODIES[RESPONSES], text={"format": form}).json()["error"]
@@ -144,7 +167,7 @@ def test_two_forms_are_one_too_many(strict, route):
         {"response_format": {"type": "text"}},
         {"response_format": {"type": "text", "json_schema": None}},
         {"grammar": ""},
-        {"bad_words": []},
+        {"bad_words": [], "extra_body": {}, "json_mode": False},
         {"mirostat": 0, "typical_p": 1.0, "use_beam_search": False, "skip_special_tokens": True},
         {"suffix": "", "best_of": 1},
         {"service_tier": "auto", "mine": {"own": 1}},

@@ -11,7 +11,10 @@ from typing import Any
 Computed = dict[str, tuple[Any, ...]]  # () of keys that must not be there
 
 COMMON: Computed = {
-    **dict.fromkeys(("hidden_act", "hidden_activation"), ("silu", "swish")),
+    **dict.fromkeys(("hidden_act", "hidden_activation", "hidden_activation_function"), ("silu", "swish")),
+    **dict.fromkeys(
+        ("activation_function", "activation", "act_fn", "mlp_activation", "mlp_hidden_act"), ("silu", "swish")
+    ),
     # linears: a bias that is stored is added; that one should be is said nowhere else
     **dict.fromkeys(("attention_bias", "qkv_bias", "use_qkv_bias", "o_bias"), (False,)),
     **dict.fromkeys(("mlp_bias", "use_bias", "bias", "lm_head_bias", "add_bias_linear"), (False,)),
@@ -23,7 +26,9 @@ COMMON: Computed = {
     **dict.fromkeys(("attention_chunk_size", "clip_qkv", "query_pre_attn_scalar"), ()),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "logits_soft_cap"), ()),
     **dict.fromkeys(("attention_multiplier", "attention_scale", "softmax_scale"), ()),
+    **dict.fromkeys(("attn_scale", "attention_scaling", "scaling", "logit_softcap", "logit_softcapping"), ()),
     **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale"), (1,)),
+    **dict.fromkeys(("residual_scale", "embedding_scale", "mlp_multiplier"), (1,)),
     **dict.fromkeys(("scale_emb", "scale_depth", "dim_model_base", "lm_head_multiplier"), (1,)),
     "num_kv_shared_layers": (0,),
     "mamba_ssm_dtype": ("float32",),  # of the recurrent state

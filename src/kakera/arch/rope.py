@@ -101,8 +101,10 @@ def _stretch(config: Config) -> tuple[float, int]:
 
 
 def _stated(config: Config, key: str, default: Any = None) -> Any:
-    """Of rope_parameters, or beside them as older files have it."""
+    """Of rope_parameters, or beside them as older files have it. Raises CheckpointError if the two contradict."""
     found, beside = _parameters(config).get(key), config.get(key)
+    if found is not None and beside is not None and found != beside:
+        raise CheckpointError(f"config.json: {key} is {short(found)} in rope_parameters, {short(beside)} beside")
     return next((value for value in (found, beside) if value is not None), default)
 
 

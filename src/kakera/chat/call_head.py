@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kakera.chat.declared import Declared
-from kakera.chat.json_call import Calls, JsonCalls, NoCall, named_call, python_call
+from kakera.chat.json_call import MOST_CLOSES, Calls, JsonCalls, NoCall, named_call, object_call, python_call
 from kakera.chat.tags import (
     CALL_END,
     CALL_END_BEGUN,
     CLOSE,
     FUNCTION_BEGUN,
+    FUNCTION_END,
     FUNCTION_HEAD,
     LAST_TAGS,
     PARAMETER_BEGUN,
@@ -26,6 +28,7 @@ SPACE = re.compile(r"\s*")
 NAME_LINE = re.compile(r"([^\s<>{}\[\]()\"']+)[ \t]*(?=\r?\n|\(|</tool_call>)")  # `<tool_call>\nbash\nls -la`
 NAME_BEGUN = re.compile(r"([^\s<>{}\[\]()\"']+)[ \t]*(?:\r|" + beginning(CLOSE) + r")?\Z")
 PYTHON_END = re.compile(r"\)[\"'\s]*>")
+OBJECT_END = re.compile(f"{FUNCTION_END}|{CLOSE}")
 MOST_PYTHON_ENDS = 16  # that are tried as the end of one call
 
 
@@ -77,6 +80,9 @@ class CallHead:
         """Behind the head of a declared function: a parameter or the end makes it a call, other words make it text. A
         call without arguments of a function that needs some is only believed behind the tag that opens calls."""
         at = skip(text, at)
+        if text.startswith("{", at):
+            self._form = partial(self._object, name, at)
+            return self._form(text, ended)
         empty = self._wrapped or self._tools.needs_none(name)
         if PARAMETER_HEAD.match(text, at) or (empty and CALL_END.match(text, at)):
             return Opened(name, at)
@@ -105,6 +111,19 @@ class CallHead:
         else:
             call = named_call(name, body, self._tools)
         return Calls((call,), end) if call else NoCall()
+
+    def _object(self, name: str, at: int, text: str, ended: bool) -> Found:
+        """`<function=bash>{"command": "ls"}</function>`: up to the first tag where the object makes sense."""
+        for tries, end in enumerate(OBJECT_END.finditer(text, at)):
+            if tries == MOST_CLOSES:
+                return NoCall()
+            if end.end() > self._scanned and (call := object_call(name, text[at : end.start()], self._tools)):
+                return Calls((call,), end.start())
+        self._scanned = len(text)
+        if not ended:
+            return None
+        call = object_call(name, LAST_TAGS.sub("", text[at:]), self._tools)
+        return Calls((call,), len(text)) if call else NoCall()
 
     def _python(self, text: str, ended: bool) -> Found:
         """`<function=bash(command="ls")>`, on one line."""

@@ -20,8 +20,9 @@ from kakera.chat.tags import CLOSE
 from kakera.text.stops import partial_suffix
 
 MISSING = ("", "}", "}}")  # closing braces that a model forgets at the end
-ARGUMENT_KEYS = ("arguments", "parameters")
-OTHER_KEYS = {"name", "type", "id", "index"}
+ARGUMENT_KEYS = ("arguments", "parameters", "input", "args")
+NAME_KEYS = ("name", "function", "tool", "tool_name")
+OTHER_KEYS = {"type", "id", "index"}
 MOST_CLOSES = 16  # closing tags within broken JSON that are tried as its end
 MARKS = re.compile(r'\\.|["{}\[\]]|' + CLOSE, re.DOTALL)
 
@@ -148,12 +149,13 @@ def _call(value: Any, tools: Declared) -> Call | None:
         return None
     function = value.get("function")
     inner = function if isinstance(function, dict) else value
-    name = tools.function(inner.get("name"))
+    written = [key for key in NAME_KEYS if key in inner]
+    name = tools.function(inner[written[0]]) if written[:1] == ["name"] or len(written) == 1 else None
     if name is None or (inner is not value and value.keys() - {*OTHER_KEYS, "function"}):
         return None
     properties = tools.properties(name)
     keys = [key for key in ARGUMENT_KEYS if key in inner and key not in properties]
-    others = [key for key in inner if key not in (*keys, *OTHER_KEYS) or (key in properties and key != "name")]
+    others = [key for key in inner if key != written[0] and (key not in (*keys, *OTHER_KEYS) or key in properties)]
     if not keys:  # the arguments stand beside the name
         known = all(key in properties for key in others)
         return call_of(name, {key: inner[key] for key in others}, tools) if known else None
@@ -180,18 +182,24 @@ def named_call(name: str, body: str, tools: Declared) -> Call | None:
     properties = tools.properties(name)
     if not body.strip():
         return call_of(name, {}, tools) if tools.needs_none(name) else None
-    if body.lstrip().startswith("{"):
-
-        def arguments(value: Any) -> tuple[Call, ...] | None:
-            known = isinstance(value, dict) and value.keys() <= properties.keys()
-            return (call,) if known and (call := call_of(name, value, tools)) else None
-
-        if found := meaning(body, tools, arguments):
-            return found[0]
+    if body.lstrip().startswith("{") and (call := object_call(name, body, tools)):
+        return call
     if len(properties) != 1 or body.lstrip().startswith("<"):
         return None
     key = next(iter(properties))
     return call_of(name, {key: typed_value(body, tools.types(name, key))}, tools)
+
+
+def object_call(name: str, body: str, tools: Declared) -> Call | None:
+    """A call whose arguments are written as an object, or nearly so, of declared parameters."""
+    properties = tools.properties(name)
+
+    def arguments(value: Any) -> tuple[Call, ...] | None:
+        known = isinstance(value, dict) and value.keys() <= properties.keys()
+        return (call,) if known and (call := call_of(name, value, tools)) else None
+
+    found = meaning(body, tools, arguments)
+    return found[0] if found else None
 
 
 def python_call(name: str, arguments: str, tools: Declared) -> Call | None:

@@ -48,6 +48,8 @@ START_BEGUN = re.compile(f"(?:{beginning(OPEN)}|{beginning(FUNCTION)}|{beginning
 CALL_START = re.compile(f"{OPEN}|{FUNCTION}(?=[ \t=])")
 FOREIGN_END = re.compile(f"{FUNCTION_END}|{CLOSE}|(?={OPEN})")
 RESPONSE_INSIDE_BEGUN = re.compile(f"(?:{beginning(RESPONSE_END)}|{beginning(OPEN)}|{beginning(FUNCTION)})\\Z")
+STRAY_BRACKETS = re.compile(rf"[}}\]]+\s*(?={CLOSE})")  # more than were opened, behind a call in JSON
+STRAY_BEGUN = re.compile(rf"[}}\]]+\s*{beginning(CLOSE)}\Z")
 FOREIGN_BEGUN = re.compile(f"(?:{beginning(FUNCTION_END)}|{beginning(CLOSE)}|{beginning(OPEN)})\\Z")
 
 
@@ -193,8 +195,10 @@ class ToolCallParser:
         self._held = self._held.lstrip()
         if tag := CALL_END.match(self._held):
             self._held, self._wrapped = self._held[tag.end() :], self._wrapped and tag[0] == FUNCTION_END
-        elif ended and LAST_TAGS.match(self._held):
-            self._held = ""
+        elif self._wrapped and (stray := STRAY_BRACKETS.match(self._held)):
+            self._held = self._held[stray.end() :]
+        elif (ended and LAST_TAGS.match(self._held)) or (self._wrapped and STRAY_BEGUN.match(self._held)):
+            self._held = "" if ended else self._held
         elif not ended and CALL_END_BEGUN.match(self._held):
             pass
         elif self._wrapped and self._held.startswith(("{", "[")):  # several objects, one after the other

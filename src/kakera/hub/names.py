@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_FORM = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([^\s@]+))?")
+# A revision is a name as git allows it: it becomes part of a path in the cache.
+_FORM = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?![-/.])(?!\S*(?:\.\.|/\.|//))([^\s@\\]+))?")
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,17 @@ LIMITS = (
 # (names, the values that ask for nothing, what to do)
 TABLE: list[tuple[str, tuple[Any, ...], str]] = [
     (
-        "json_schema grammar format regex ebnf structural_tag guided_json_object guided_whitespace_pattern "
-        "response_format structured_outputs output_format",
-        ("",),
+        "json_schema schema response_schema json_object json_mode grammar format regex ebnf structural_tag "
+        "guided_json_object guided_whitespace_pattern response_format structured_outputs output_format text.format "
+        "output_config.format",
+        ("", False, {"type": "text"}),
         "send response_format of type json_schema, regex or grammar; on Messages output_config.format, on Responses "
         "text.format",
     ),
     (
-        "bad_words bad_words_ids force_words_ids allowed_tokens allowed_token_ids logits_processors logit_processors "
-        "custom_logit_processor",
+        "bad_words bad_words_ids force_words force_words_ids allowed_tokens allowed_token_ids banned_tokens "
+        "banned_strings suppress_tokens begin_suppress_tokens forced_bos_token_id forced_eos_token_id "
+        "logits_processors logit_processors custom_logit_processor",
         ([],),
         "send a form that leaves only what is wanted, as response_format of type regex does, or logit_bias",
     ),
@@ -40,6 +42,11 @@ TABLE: list[tuple[str, tuple[Any, ...], str]] = [
     ("top_n_sigma", (-1, 0), "the samplers here are temperature, top_p, top_k and min_p"),
     ("repeat_penalty", (1,), "it is called repetition_penalty here"),
     ("suffix", ("",), "write the model's own marks for filling in into the prompt of /v1/completions"),
+    ("stop_sequences", ([], ""), "it is called stop here"),
+    ("n", (1,), "/v1/chat/completions and /v1/completions give several choices"),
+    ("logprobs top_logprobs", (False, 0), "/v1/chat/completions has both; /v1/completions takes logprobs as a number"),
+    ("echo", (False,), "/v1/completions has it"),
+    ("extra_body", ({},), "it belongs to the client's library; its fields stand in the body itself"),
     ("stop_regex", ("", []), "stop takes strings; a form of type regex ends an answer where it is complete"),
     ("prompt_logprobs", (False,), "/v1/completions has them: send echo with logprobs"),
     ("truncate_prompt_tokens", (-1,), "shorten the prompt"),
@@ -52,12 +59,15 @@ TABLE: list[tuple[str, tuple[Any, ...], str]] = [
     ("modalities audio", (["text"], []), "this model writes text only"),
     ("web_search_options", (), "nothing is searched here; declare a tool that the client runs"),
 ]
+WITHIN = {"text": "format", "output_config": "format"}  # of another dialect: only this field of theirs is a form
 FIELDS = {name: (nothing, advice) for names, nothing, advice in TABLE for name in names.split()}
 
 
 def check_foreign(name: str, value: Any, limited: bool) -> None:
     """Raises RequestRefused (400) for a field that asks for something which does not exist here. A second limit is none
     where the body has its own (`limited`)."""
+    if name in WITHIN and isinstance(value, dict):
+        name, value = f"{name}.{WITHIN[name]}", value.get(WITHIN[name])
     if name not in FIELDS or value is None or (limited and name in LIMITS):
         return
     nothing, advice = FIELDS[name]
