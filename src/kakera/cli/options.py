@@ -42,6 +42,11 @@ KeepAliveOption = Annotated[
     int,
     typer.Option("--keep-alive", min=1, max=3600, help="Seconds for which a connection may wait for its next request."),
 ]
+DrainOption = Annotated[
+    float,
+    typer.Option("--drain-seconds", min=0, max=86400, help="For which requests may go on after SIGTERM."),
+]
+DEFAULT_DRAIN = 3.0  # as in server/run.py
 DEFAULT_KEEP_ALIVE = 130  # as in server/http/connection.py, which is not imported to say --help
 DEFAULT_HOST, DEFAULT_PORT, DEFAULT_LEVEL = "127.0.0.1", 30000, "info"
 

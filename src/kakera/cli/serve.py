@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kakera.cli.options import (
+    DEFAULT_DRAIN,
     DEFAULT_HOST,
     DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
@@ -16,6 +17,7 @@ from kakera.cli.options import (
     LEVELS,
     AllowedHostOption,
     CorsOption,
+    DrainOption,
     HostOption,
     KeepAliveOption,
     KeyOption,
@@ -48,6 +50,7 @@ def serve(
     served_name: NameOption = None,
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
+    drain_seconds: DrainOption = DEFAULT_DRAIN,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
     ] = None,
@@ -134,6 +137,7 @@ def serve(
                 access=access,
                 log_level=log_level,
                 stall_seconds=limit,
+                drain_seconds=drain_seconds,
                 keep_alive_seconds=keep_alive,
                 attend=listening,
                 plan=recipe.plan,

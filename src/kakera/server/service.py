@@ -17,6 +17,7 @@ from kakera.run.interface import AsyncEngine
 from kakera.server.fields import RequestBody
 from kakera.server.foreign import LIMITS, check_foreign
 from kakera.server.generate import Generation, Job
+from kakera.server.http.drain import Drain
 from kakera.server.http.guard import client_of
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
@@ -38,8 +39,13 @@ class Service:
     keyed: bool = False  # whether every request has one of the server's keys
     metrics: Metrics = field(default_factory=Metrics)
     arriving: int = 0  # requests that become jobs just now: a long prompt is tokenised for a second
+    drain: Drain = field(init=False)
     _noted: set[str] = field(default_factory=set)
     _generations: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
+    _stopped: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.drain = Drain(self.stop)
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestRefused (404) for a model that is not served here."""
@@ -82,7 +88,10 @@ class Service:
         return replace(stats, waiting=stats.waiting + self.arriving)
 
     def generation(self, job: Job, request: Request) -> Generation:
-        """From here on the generation's own record says how the request ended."""
+        """From here on the generation's own record says how the request ended. Raises what everybody got who waited
+        when the server was told to stop."""
+        if self._stopped is not None:
+            raise self._stopped
         request.state.recorded = True
         self.intake.leave()
         received: float = request.state.received
@@ -96,6 +105,7 @@ class Service:
     def stop(self, error: Exception | None = None) -> None:
         """Give everybody who still waits an error, so that nobody is cut off in silence."""
         error = error or RequestRefused("the server is stopping; send it again", status=503, code="server_stopping")
+        self._stopped = self._stopped or error
         for generation in list(self._generations):
             generation.end(error)
 

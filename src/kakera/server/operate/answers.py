@@ -28,6 +28,24 @@ class Failing(TypedDict):
 
 
 @closed
+class Draining(TypedDict):
+    """It finishes its requests, takes no new ones, and then stops."""
+
+    status: Literal["draining"]
+    running: int
+    waiting: int
+
+
+@closed
+class DrainAnswer(TypedDict):
+    """`requests`: those that may go on for `seconds`."""
+
+    status: Literal["draining"]
+    requests: int
+    seconds: float
+
+
+@closed
 class ModelInfo(TypedDict):
     model_path: str
     tokenizer_path: str
@@ -52,7 +70,7 @@ class Load(TypedDict):
 
 @closed
 class ServerInfo(TypedDict):
-    status: Literal["ready"]
+    status: Literal["ready", "draining"]
     version: str
     model_path: str
     served_model_name: str

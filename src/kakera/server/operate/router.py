@@ -6,15 +6,24 @@ Paths with and without "get_" are the old and the new spelling. Only fields that
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from pydantic import Field
 
 from kakera import __version__
 from kakera.contract.events import EngineStats
 from kakera.contract.grid import PAGE
+from kakera.errors import RequestRefused
 from kakera.plan.plan import Plan
-from kakera.server.operate.answers import FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
+from kakera.server.fields import Body
+from kakera.server.http.access import is_loopback
+from kakera.server.operate.answers import DrainAnswer, FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
 from kakera.server.service import Service
+
+
+class DrainBody(Body):
+    seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
 
 
 def router_routes(service: Service, plan: Plan | None) -> APIRouter:
@@ -38,7 +47,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
     async def server_info() -> ServerInfo:
         stats = await service.look()
         return {
-            "status": "ready",
+            "status": "draining" if service.drain.began else "ready",
             "version": __version__,
             "model_path": name,
             "served_model_name": name,
@@ -86,6 +95,19 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
             "checkpoints": flushed.checkpoints,
             "host_bytes": flushed.host_bytes,
         }
+
+    @router.post("/drain")
+    async def drain(request: Request, body: DrainBody | None = None) -> DrainAnswer:
+        """Refuse new requests, let running ones go on for `seconds`, keep the cache if there is a disk for it, and end
+        the server with status 0. Answers at once; once more changes how long. Without the server's key, from this
+        machine only."""
+        host = request.client.host if request.client else ""
+        if not (service.keyed or is_loopback(host)):
+            text = "a server without keys is only stopped from its own machine; start it with --api-key-file"
+            raise RequestRefused(text, status=403, code="key_needed")
+        seconds = (body or DrainBody()).seconds
+        service.drain.begin(seconds)
+        return {"status": "draining", "requests": service.drain.inside, "seconds": seconds}
 
     return router
 
