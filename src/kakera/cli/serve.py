@@ -61,6 +61,10 @@ def serve(
         str | None,
         typer.Option("--disk-cache", help="Keep prefixes on disk over restarts, up to 50GB, say.", metavar="BYTES"),
     ] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option("--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT"),
+    ] = None,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
     ] = None,
@@ -72,7 +76,7 @@ def serve(
     import os
     import signal
 
-    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for, with_disk
+    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for, with_disk, with_kv_events
     from kakera.cli.model import resolve_model
     from kakera.errors import UsageError
     from kakera.server.http.access import Access
@@ -104,6 +108,8 @@ def serve(
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")
     if disk_cache is not None:
         recipe = with_disk(recipe, disk_cache, say)
+    if kv_events is not None:
+        recipe = with_kv_events(recipe, kv_events, name, say)
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from kakera.cache.announced import Announced
 from kakera.contract.events import EngineStats, Event, Flushed
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
 from kakera.run.interface import EngineLimits, Runner
 from kakera.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from kakera.run.process.kv_events import Publisher
 
 
 class LocalEngine:
@@ -19,6 +24,8 @@ class LocalEngine:
         self.scheduler = scheduler
         self.runner = runner
         self._unseen: list[Event] = []
+        self._publisher: Publisher | None = None
+        self._announced: Announced | None = None
 
     @property
     def limits(self) -> EngineLimits:
@@ -61,6 +68,21 @@ class LocalEngine:
         flushed, plan = self.scheduler.flush()
         self.runner.execute(plan)
         return flushed
+
+    def publish(self, publisher: Publisher) -> None:
+        """From now on routers hear what can be hit: see `announce`. To be called before the first request."""
+        self._announced, self._publisher = self.scheduler.cache.announce(), publisher
+
+    def announce(self) -> None:
+        """Tell what has changed since the last call, unless much waits to be told already. Between steps."""
+        publisher, announced = self._publisher, self._announced
+        if publisher is None or announced is None or publisher.full:
+            return
+        if publisher.lost.is_set():
+            publisher.lost.clear()
+            announced.again()
+        if events := announced.take():
+            publisher.offer(events)
 
     @property
     def keeps(self) -> bool:

@@ -93,6 +93,7 @@ def serve(engine: LocalEngine, socket: zmq.Socket[bytes], stopping: threading.Ev
         elif now - last_sent >= ALIVE_SECONDS:
             socket.send(encode(Alive(stats)))
             last_sent = now
+        engine.announce()
 
 
 def _nap(engine: LocalEngine, stats: EngineStats) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kakera.disk.home import DiskCache
 from kakera.errors import UsageError
 from kakera.plan.plan import Plan
+from kakera.run.process.kv_events import KvEvents, Publisher
 
 if TYPE_CHECKING:
     from kakera.run.engine import LocalEngine
@@ -31,6 +32,7 @@ class EngineRecipe:
     plan: Plan
     recording: Recording | None = None
     disk: DiskCache | None = None
+    kv_events: KvEvents | None = None
 
     def __call__(self) -> LocalEngine:
         """Raises CheckpointError, UsageError."""
@@ -41,6 +43,8 @@ class EngineRecipe:
             engine = build_engine(self.directory, self.plan, progress=progress, grammars=True, disk=self.disk)
         if self.recording is not None:
             record(engine, self.plan, self.recording)
+        if self.kv_events is not None:
+            engine.publish(Publisher(self.kv_events))
         return engine
 
 
