@@ -62,6 +62,7 @@ def test_engine_figures_become_gauges():
     found = families(Metrics().render(stats, "m").decode())
     assert value(found, "kakera_pages_used") == 40 and value(found, "kakera_kv_usage_ratio") == 0.4
     assert value(found, "kakera_host_cache_bytes", kind="checkpoint") == 70
+    assert value(found, "vllm:gpu_cache_usage_perc") == 0.4
     assert value(found, "vllm:kv_cache_usage_perc") == 0.4 and value(found, "vllm:num_requests_waiting") == 3
     assert value(found, "kakera_engine_counter", name="preemptions") == 4
 

@@ -20,13 +20,14 @@ from kakera.errors import RequestRefused
 from kakera.server.generate import ChatOutput, Delta, Generation, Job
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, Reply, answer, event
+from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import ChatAnswer, ChatUsage, chat_usage
 from kakera.server.openai.constrain import budget_of, chat_constraint
 from kakera.server.openai.logprobs import chat_logprobs
-from kakera.server.openai.sampling import build_sampling, completion_room, prompt_check
+from kakera.server.openai.sampling import build_sampling, completion_room, count_check, prompt_check
 from kakera.server.openai.schema import ChatBody, ChatMessage, Tool
+from kakera.server.rendered import Rendered, rendered
 from kakera.server.service import Service, new_id
 
 ROUTE = "/v1/chat/completions"
@@ -39,6 +40,13 @@ def chat_routes(service: Service) -> APIRouter:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         service.check(body)
         return await answer(request, service.arrives(chat_reply(body, service, request)), body.stream)
+
+    @router.post(f"{ROUTE}/render")
+    async def render(body: ChatBody, request: Request) -> Rendered:
+        service.check(body)
+        work = chat_prompt(body, service, count_check(service.engine.limits, "messages"))
+        prompt, _ = await unless_disconnected(request, work)
+        return rendered(service.model.name, prompt.tokens, body.stream)
 
     return router
 

@@ -18,13 +18,14 @@ from kakera.contract.request import Constraint, packed
 from kakera.server.generate import Delta, Generation, Job, join_usage
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, Reply, answer, event
+from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import CompletionAnswer, usage_object
 from kakera.server.openai.constrain import text_constraint
 from kakera.server.openai.logprobs import TextLogprobs
-from kakera.server.openai.sampling import build_sampling, check_token, completion_room, prompt_check
+from kakera.server.openai.sampling import build_sampling, check_token, completion_room, count_check, prompt_check
 from kakera.server.openai.schema import CompletionBody
+from kakera.server.rendered import Rendered, rendered
 from kakera.server.service import Service, new_id
 from kakera.text.tokenizer import Watch
 
@@ -40,6 +41,15 @@ def completion_routes(service: Service) -> APIRouter:
     async def completions(body: CompletionBody, request: Request) -> Response:
         service.check(body)
         return await answer(request, service.arrives(completion_reply(body, service, request)), body.stream)
+
+    @router.post(f"{ROUTE}/render")
+    async def render(body: CompletionBody, request: Request) -> list[Rendered]:
+        """One for each prompt."""
+        service.check(body)
+        check = count_check(service.engine.limits, "prompt")
+        work = service.intake.run(lambda watch: prompt_tokens(body, service.model, watch), check)
+        prompts = await unless_disconnected(request, work)
+        return [rendered(service.model.name, tokens, body.stream) for tokens in prompts]
 
     return router
 

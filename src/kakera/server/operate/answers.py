@@ -77,6 +77,7 @@ class ServerInfo(TypedDict):
     tp_size: int
     dp_size: Literal[1]
     page_size: int
+    kv_block_size: int
     context_length: int
     max_running_requests: int
     max_queued_requests: int

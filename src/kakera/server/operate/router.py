@@ -54,6 +54,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
             "tp_size": len(plan.device_names) if plan else 1,
             "dp_size": 1,
             "page_size": PAGE,
+            "kv_block_size": PAGE,
             "context_length": service.engine.limits.context,
             "max_running_requests": stats.slots_total,
             "max_queued_requests": service.engine.limits.max_waiting,
@@ -96,7 +97,8 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
             "host_bytes": flushed.host_bytes,
         }
 
-    @router.post("/drain")
+    # not in /openapi.json, of which programs try every route
+    @router.post("/drain", include_in_schema=False)
     async def drain(request: Request, body: DrainBody | None = None) -> DrainAnswer:
         """Refuse new requests, let running ones go on for `seconds`, keep the cache if there is a disk for it, and end
         the server with status 0. Answers at once; once more changes how long. Without the server's key, from this
