@@ -39,6 +39,11 @@ lint: $(READY)
 	@$(VENV)/bin/clang-format --dry-run --Werror src/kakera/ops/cuda/*.cu src/kakera/ops/cuda/*.cuh
 	@$(PYTHON) -m mypy
 
+# What of docs/ is computed: the table of cards, after every change of the planner.
+.PHONY: docs
+docs: $(READY)
+	@$(PYTHON) -m tools.cards
+
 venv: $(READY)
 
 # For tests/clients, which are skipped without them.

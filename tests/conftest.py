@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tiny_model import write_tiny_model
+
+if TYPE_CHECKING:
+    from local_hub import LocalHub
 
 # One thread, here and in the processes that tests start, unless a test sets its own: two OpenMP threads on two busy
 # cores mostly wait for each other (kv 120 s and more with two, 22 s with one). Read when torch is imported.
@@ -43,3 +48,22 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tiny")
     write_tiny_model(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def hub_server() -> Iterator[LocalHub]:
+    from local_hub import LocalHub
+
+    server = LocalHub()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def hub(hub_server: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
+    """An empty hub on this machine, which the hub's library asks, with an empty cache in `tmp_path / "hub"`."""
+    from local_hub import heard
+
+    hub_server.forget()
+    heard(hub_server, tmp_path / "hub", monkeypatch)
+    return hub_server

@@ -20,7 +20,7 @@ DOCS = HOME.parents[1] / "docs"
 
 # Bottom to top, as docs/developers/architecture.md has it.
 ORDER = (
-    *("errors", "contract", "arch", "target", "plan", "disk", "cache", "schedule"),
+    *("errors", "contract", "arch", "target", "plan", "hub", "disk", "cache", "schedule"),
     *("ops", "weights", "kv", "model", "quantize"),
     *("text", "chat", "constrain", "run", "service", "server", "evaluate", "bench", "cli"),
 )
@@ -31,6 +31,7 @@ WITHOUT_TORCH = [
     "target",
     "plan",
     "disk",
+    "hub",
     "cache",
     "schedule",
     "text",

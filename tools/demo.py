@@ -21,7 +21,7 @@ from kakera.bench.client import Client, Trace
 from kakera.bench.server import ServerProcess
 from kakera.cli import main as command_line
 from kakera.cli.model import resolve_model
-from kakera.plan.budget import kv_format
+from kakera.plan.asked import kv_format
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import plan_for
 from kakera.plan.table import gigabytes

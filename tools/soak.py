@@ -1,6 +1,7 @@
 """Endurance: random mixed traffic for minutes, then an idle server that must have everything back.
 
-`python -m tools.soak` in the root of the repository; `--help` tells its options, docs/benchmarks.md what it checks.
+`python -m tools.soak` in the root of the repository; `--help` tells its options, docs/developers/benchmarks.md what it
+checks.
 """
 
 from __future__ import annotations

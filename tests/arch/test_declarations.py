@@ -28,6 +28,7 @@ QWEN3 = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 4096,
+    "rope_theta": 1e6,
 }
 STATE_27B, CONV_27B = 48 * 48 * 128 * 128, 48 * 3 * 10240
 
@@ -148,7 +149,7 @@ def test_cards_that_can_not_share_the_heads_are_refused(spec):
         ({"layer_types": ["linear_attention"]}, "1 entries for 64 layers"),
         ({"mtp_num_hidden_layers": 10**9}, "mtp_num_hidden_layers is 1000000000; the most that is understood is 4096"),
         ({"hidden_size": True}, "hidden_size is True"),
-        ({"partial_rotary_factor": 5, "rope_parameters": None}, "channels turn"),
+        ({"partial_rotary_factor": 5, "rope_parameters": {"rope_theta": 1e7}}, "channels turn"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, which is no positive number"),
         ({"linear_num_value_heads": 17}, "17 value heads can not share"),
     ],

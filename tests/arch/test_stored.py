@@ -82,8 +82,10 @@ def test_what_is_nested_deeper_than_a_stack_is_said_to_be(tmp_path: Path, nested
         read_headers(tmp_path / "model.safetensors")
 
 
-@pytest.mark.parametrize("item", [{"shape": [-1, -4]}, {"data_offsets": [-16, 0]}, {"data_offsets": [16, 0]}])
-def test_a_header_of_negative_sizes_is_malformed(tmp_path: Path, item: dict) -> None:
+@pytest.mark.parametrize(
+    "item", [{"shape": [-1, -4]}, {"data_offsets": [-16, 0]}, {"data_offsets": [16, 0]}, {"dtype": 5}]
+)
+def test_a_header_of_negative_sizes_or_of_no_dtype_is_malformed(tmp_path: Path, item: dict) -> None:
     header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], **item}}).encode()
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
     with pytest.raises(CheckpointError, match="malformed"):

@@ -30,6 +30,7 @@ CONFIG = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
     "max_position_embeddings": 8192,
+    "rope_theta": 1e7,
 }
 TIGHT = ["qwen3.8-27b", "--gpus", "8GB"]
 FITTING = ["qwen3.8-27b", "--gpus", "12GB,12GB", "--context", "256k"]
@@ -143,6 +144,21 @@ def test_info_groups_layers_and_adds_up(model: Path) -> None:
     assert groups["layers.*.mlp.up_proj"]["bits_per_weight"] == 16
     assert data["bytes"] == sum(group["bytes"] for group in data["groups"])
     assert data["kv_bytes_per_token"]["bf16"] == 2 * 1 * 2 * 64 * 2  # K and V, one full layer, two heads of 64
+
+
+def test_plan_says_what_it_chose_and_hears_what_was_asked():
+    def planned(*options: str) -> str:
+        return CliRunner().invoke(app, ["plan", "qwen3.8-27b", "--gpus", "rtx5070", *options]).stdout
+
+    text = planned()
+    assert "--embedding host: +" in text and "left over" in text
+    assert "Under WSL2, where 1.0 GB more stay free" in text or "On Linux it is" in text
+    asked = ("--embedding", "host", "--staging", "2", "--chunk", "512", "--max-running", "1", "--reserve", "500MB")
+    data = json.loads(planned(*asked, "--context", "64k", "--pool", "70000", "--json"))
+    found = (data["embedding"], data["staging"], data["chunk"], data["max_running"], data["reserve_bytes"])
+    assert found == ("host", 2, 512, 1, 500_000_000) and data["choices"] == [] and data["elsewhere"] is None
+    assert data["fits"] and data["context"] == 65_536 and data["pool_tokens"] == 70_016 and data["rows"]
+    assert json.loads(planned("--pool", "all", "--json"))["fits"]
 
 
 def test_info_shows_whole_names_and_breaks_no_word_on_a_narrow_terminal() -> None:

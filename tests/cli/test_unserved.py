@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
-from huggingface_hub.errors import EntryNotFoundError
 from typer.testing import CliRunner
 
 import flash_next
 from kakera.arch.registry import load_spec
-from kakera.arch.stored import read_headers, stored_headers
 from kakera.cli import app
 from kakera.cli.model import read_shape, resolve_model
 from kakera.errors import Unserved
@@ -52,39 +48,28 @@ def test_commands_that_compute_refuse_a_directory(build, config_alone, tmp_path)
         assert isinstance(found.exception, Unserved) and not (tmp_path / "out").exists()
 
 
-def test_a_repository_is_refused_when_its_config_is_there_and_before_its_weights(config_alone, monkeypatch):
-    monkeypatch.setattr(huggingface_hub, "model_info", lambda repo, timeout: None)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file, **more: str(config_alone / file))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("weights were asked for"))
+def test_a_repository_is_refused_when_its_config_is_there_and_before_its_weights(build, hub):
+    hub.repositories["owner/flash-next"] = {"main": _files(build)}
     with pytest.raises(Unserved, match="not serve it yet"):
         resolve_model("owner/flash-next")
+    assert not [path for _, path, _ in hub.asked if path.endswith(".safetensors")]
 
 
-def test_a_repository_is_shown_and_planned_from_headers_also_of_files_that_no_index_names(build, monkeypatch):
-    spec = load_spec(build, planned=True)
-    asked = []
-
-    def of_file(api, repo, file):
-        asked.append(file)
-        if not (build / file).is_file():
-            raise EntryNotFoundError("404", SimpleNamespace(headers={}, request=None))
-        return metadata(read_headers(build / file))
-
-    def metadata(headers):
-        tensors = {h.name: SimpleNamespace(dtype=h.dtype, shape=h.shape, data_offsets=(0, h.bytes)) for h in headers}
-        return SimpleNamespace(tensors=tensors)
-
-    indexed = SimpleNamespace(files_metadata={"all": metadata(stored_headers(build))})
-    monkeypatch.setattr(huggingface_hub, "model_info", lambda repo, timeout: None)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, file, **more: str(build / file))
-    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", lambda repo: indexed)
-    monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", of_file)
+def test_a_repository_is_shown_and_planned_from_headers_also_of_files_that_no_index_names(build, hub):
+    files, beside = _files(build), load_spec(build, planned=True).names.beside
+    hub.repositories["owner/flash-next"] = {"main": files}
     assert read_shape("owner/flash-next").weights().parts == read_shape(str(build)).weights().parts
-    assert asked == list(spec.names.beside)
-    monkeypatch.setattr(huggingface_hub.HfApi, "parse_safetensors_file_metadata", lambda *_: of_file(*_[:2], "none"))
+    asked = [(path.rsplit("/", 1)[-1], part) for _, path, part in hub.asked if path.endswith(".safetensors")]
+    assert {name for name in beside if name in files} <= {name for name, part in asked if part == "bytes=0-100000"}
+    assert all(part for _, part in asked)
+    hub.repositories["owner/flash-next"] = {"main": {name: held for name, held in files.items() if name not in beside}}
     without = read_shape("owner/flash-next").weights()
     assert {part.name for part in without.parts} == {"experts", "embedding"}
     assert without.source.endswith("; no file holds the n-gram table, which is not counted")
+
+
+def _files(build: Path) -> dict[str, Path]:
+    return {path.name: path for path in build.iterdir()}
 
 
 def test_plan_answers_from_a_name_a_config_and_headers_alike(config_alone, build):

@@ -10,7 +10,7 @@ from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Frame, Rotation
 from kakera.ops.heads import ProjectedHeads
-from kakera.ops.rotary import Rotary
+from kakera.ops.rotary import Rotary, frequencies
 from kakera.plan.kv_format import KvFormat
 
 pytestmark = [
@@ -56,7 +56,9 @@ def pass_of(parts, layer, device, saves=()):
     position_T = torch.tensor(positions, device=device)
     decode = sum(part[3] for part in parts)
     batch = Batch(position_T, position_T, tuple(spans[:decode]), tuple(spans[decode:]), position_T[:1])
-    return batch, ProjectedHeads(q, k, v, gate, *scales, 1e-6, Rotary.at(position_T, spec.rotary_dim, 1e4))
+    return batch, ProjectedHeads(
+        q, k, v, gate, *scales, 1e-6, Rotary.at(position_T, frequencies(spec.rotary_dim, 1e4).to(position_T.device))
+    )
 
 
 class World:

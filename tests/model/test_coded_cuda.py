@@ -18,6 +18,7 @@ from kakera.model import reader
 from kakera.model.coded import CodedProjection
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.ops.host_rows import HostRows
 from kakera.plan.kv_format import KvFormat
 
 pytestmark = [
@@ -68,3 +69,11 @@ def test_logits_of_coded_and_decoded_weights_agree(directories, name, options, m
     _, decoded = logits(directories[name], **options)
     assert ((coded - decoded).norm() / decoded.norm()).item() < 1e-2
     assert (coded.argmax(-1) == decoded.argmax(-1)).float().mean().item() > 0.95
+
+
+@pytest.mark.parametrize("name", ["escha", "exl3", "mini"])
+def test_an_embedding_on_the_host_changes_no_bit(directories, name):
+    _, device = logits(directories[name])
+    model, host = logits(directories[name], embedding_on_host=True)
+    assert isinstance(model.weights.embedding, HostRows) and model.weights.embedding.device.type == "cuda"
+    assert torch.equal(device, host)

@@ -23,10 +23,13 @@ from typer.testing import CliRunner
 
 from kakera.cli import app
 from kakera.errors import CheckpointError
+from kakera.model import reader
 from kakera.model.linear import Linear, fused
+from kakera.model.load import load_weights
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.reader import LinearReader
 from kakera.model.weights import AttentionWeights, GdnWeights
+from kakera.ops.host_rows import host_rows_reference
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.weights.checkpoint import Checkpoint
 
@@ -79,6 +82,20 @@ def test_exl3_gives_the_logits_of_its_decoded_weights(tmp_path, source, tokens):
     assert {round(2 * e.bits_per_weight) / 2 for e in found.entries() if e.shape == (256, 128)} >= {2.5, 3.5}
     twin = write_twin(source, tmp_path / "twin", tensors, bias=True)
     close(logits(tmp_path / "exl3", tokens), logits(twin, tokens))
+
+
+def test_rows_that_stay_on_the_host_are_those_of_the_device(source, escha, monkeypatch):
+    """As the loader hands them to what reads them there: int8 as they are stored, others in the model's dtype."""
+    monkeypatch.setattr(reader, "HostRows", lambda rows_VH, scale_V, dtype, device: (rows_VH, scale_V))
+    for directory, stored in ((source, torch.bfloat16), (escha.directory, torch.int8)):
+        expected = HybridModel.load(directory, torch.bfloat16).weights
+        checkpoint = Checkpoint.open(directory)
+        found = load_weights(checkpoint, torch.bfloat16, torch.device("cpu"), embedding_on_host=True)
+        rows_VH, scale_V = found.embedding
+        tokens_T = torch.tensor([0, 5, len(rows_VH) - 1])
+        assert rows_VH.dtype == stored and rows_VH.device.type == "cpu"
+        rows_TH = host_rows_reference(rows_VH, scale_V, tokens_T, torch.bfloat16)
+        assert torch.equal(rows_TH, expected.embedding(tokens_T))
 
 
 def test_linears_of_one_input_stay_coded_each_with_its_own_codebook(tmp_path, source, monkeypatch):

@@ -52,6 +52,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "gdn_heads": 2,
     "max_position_embeddings": 4096,
+    "rope_theta": 1e7,
     "eos_token_id": 1,
 }
 

@@ -9,6 +9,9 @@ import torch
 from model_world import Harness, Row, hybrid_config, save_model
 from torch import Tensor
 
+from kakera.arch.computed import COMMON
+from kakera.arch.config import Config
+from kakera.arch.registry import ARCHITECTURES
 from kakera.model.qwen3_5 import HybridModel
 
 PLAIN: dict[str, Any] = {
@@ -20,10 +23,16 @@ PLAIN: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+YARN = {
+    **hybrid_config(1, 1)["rope_parameters"],
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 MODELS = {
     "group1": ("qwen3_5_text", hybrid_config(3, 3), ""),
     "group2-tied": ("qwen3_5_text", hybrid_config(4, 2, tie_word_embeddings=True), ""),
-    "group3-prefixed": ("qwen3_5_text", hybrid_config(6, 2), "model.language_model."),
+    "group3-prefixed-yarn": ("qwen3_5_text", hybrid_config(6, 2, rope_parameters=YARN), "model.language_model."),
     "group5-tied-interval": (
         "qwen3_5_text",
         hybrid_config(5, 1, tie_word_embeddings=True, layer_types=None, hidden_size=80),
@@ -100,3 +109,21 @@ def test_batch_mates_are_irrelevant(pair, tokens: Tensor):
     ]
     for row, logits in zip(rows, harness.run(*rows), strict=True):
         close(logits, expected[row.start : row.start + len(row.tokens)])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("qwen3_5_text", "Qwen3_5TextConfig"), ("qwen3", "Qwen3Config")])
+def test_every_key_of_a_config_is_read_or_held_against_what_is_computed_or_changes_nothing(
+    kind: str, name: str
+) -> None:
+    """So that a key which a newer transformers adds is looked at."""
+    import transformers
+
+    read = Config({**hybrid_config(4, 2), "model_type": kind, "layer_types": None})
+    read.refuse_others(COMMON)
+    ARCHITECTURES[kind](read)
+    nothing = {"initializer_range", "use_cache", "attention_dropout", "pad_token_id", "bos_token_id"}
+    nothing |= {"max_window_layers", "sliding_window"}  # without use_sliding_window
+    beside = {"tie_word_embeddings", "eos_token_id", "model_type"}  # of the whole model, too, or of other files
+    own = {key for key in vars(getattr(transformers, name))["__annotations__"] if key[:5] not in ("base_", "ignor")}
+    assert own - read._asked <= nothing | beside
+    assert {"hidden_act", "rope_parameters", "layer_types", "attention_bias", "rms_norm_eps"} <= own & read._asked

@@ -41,6 +41,9 @@ KERNELS = [  # name, defines, bytes a thread may spill
     ("exchange_norm", ("VECTORS=3", "BF16"), 0),
     ("exchange_norm", ("VECTORS=4",), 0),
     ("swiglu", ("BF16",), 0),
+    ("host_rows", ("CODED", "BF16"), 0),
+    ("host_rows", ("CODED",), 0),
+    ("host_rows", ("BF16",), 0),
     ("dense_few", ("ROWS=8", "VECTORS=5", "BF16"), 0),
     ("dense_few", ("ROWS=1", "VECTORS=8"), 0),
 ]

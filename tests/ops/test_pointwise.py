@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from kakera.ops.activation import sigmoid, silu, softplus, swiglu
 from kakera.ops.conv import causal_conv, causal_conv_reference, causal_conv_step, conv_tail
 from kakera.ops.norm import l2_norm, rms_norm, rms_norm_gated, rms_norm_reference
-from kakera.ops.rotary import Rotary, rotate, rotate_reference
+from kakera.ops.rotary import Rotary, frequencies, rotate, rotate_reference
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(sigmoid, torch.sigmoid), (silu, F.silu), (softplus, F.softplus)])
@@ -52,7 +52,7 @@ def test_l2_norm_adds_its_eps_to_the_sum():
 def test_rotation_of_part_or_all_of_a_head(rotary_dim: int):
     positions = [0, 1, 5, 700]
     x = torch.randn(4, 3, 32)
-    rotary = Rotary.at(torch.tensor(positions), rotary_dim, 1e4)
+    rotary = Rotary.at(torch.tensor(positions), frequencies(rotary_dim, 1e4))
     torch.testing.assert_close(rotate(x, rotary), rotate_reference(x, positions, rotary_dim, 1e4), rtol=0, atol=2e-4)
     assert torch.equal(rotate(x, rotary)[..., rotary_dim:], x[..., rotary_dim:])
 

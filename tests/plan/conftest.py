@@ -40,6 +40,7 @@ SMALL = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "max_position_embeddings": 32768,
+    "rope_theta": 1e7,
 }
 
 

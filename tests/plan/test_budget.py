@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -13,17 +14,22 @@ from machines import GB, cards, laptop
 from kakera.arch.registry import spec_of
 from kakera.arch.spec import ModelSpec
 from kakera.errors import PlanRefused, UsageError
-from kakera.plan.budget import cautions, draft
+from kakera.plan.cautions import cautions
+from kakera.plan.known import KNOWN
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import make_plan
+from kakera.plan.search import draft
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import SEGMENT_BYTES, StoreSizes
-from kakera.plan.weights import WeightBytes
+from kakera.plan.weights import WeightBytes, from_config
 from kakera.target.devices import parse_bytes, resolve
 
 
 def wishes(**asked: object) -> Wishes:
     return Wishes(**{"gpus": "named", **asked})  # type: ignore[arg-type]
+
+
+ALL_ASKED = {"chunk": 2048, "staging": 2, "embedding": "device"}  # nothing is left to choose
 
 
 def test_27b_on_two_12_gb_cards_at_its_full_context(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:
@@ -65,7 +71,7 @@ def test_bf16_kv_is_refused_and_int2_is_the_first_way_out(spec_27b: ModelSpec, w
 
 
 def test_advised_context_fits_and_the_next_page_does_not(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:
-    asked = wishes(context=262144, kv="bf16", max_running=1)
+    asked = wishes(context=262144, kv="bf16", max_running=1, **ALL_ASKED)
     with pytest.raises(PlanRefused) as refused:
         make_plan(spec_27b, asked, cards(12, 12), weights_27b)
     change = next(w["change"] for w in refused.value.details["ways"] if w["change"].startswith("--context"))
@@ -148,14 +154,14 @@ def test_memory_of_other_processes_makes_the_plan_smaller(spec_27b: ModelSpec, w
 
 
 def test_little_room_is_a_warning_and_none_a_refusal(spec_27b: ModelSpec, weights_27b: WeightBytes) -> None:
-    asked = wishes(context=262144, max_running=1)
+    asked = wishes(context=262144, max_running=1, **ALL_ASKED)
     need = draft(spec_27b, asked, cards(12, 12), weights_27b).need
     at_the_line = next(c for c in range(need, 2 * need, 2**20) if c - margin(c) >= need)
     at_the_line += 1  # sizes are given in GB, and a byte may be lost on the way
     tight, short = cards(at_the_line / GB, at_the_line / GB), cards(at_the_line / GB - 0.01, at_the_line / GB - 0.01)
     plan = make_plan(spec_27b, asked, tight, weights_27b)
-    assert any("to spare" in line for line in cautions(plan, tight))
-    assert cautions(make_plan(spec_27b, asked, cards(14, 14), weights_27b), cards(14, 14)) == ()
+    assert any("to spare" in line for line in cautions(plan, tight, asked))
+    assert cautions(make_plan(spec_27b, asked, cards(14, 14), weights_27b), cards(14, 14), asked) == ()
     with pytest.raises(PlanRefused):
         make_plan(spec_27b, asked, short, weights_27b)
 
@@ -194,6 +200,12 @@ def test_wrong_wish_is_refused_at_start(
         make_plan(spec_27b, wishes(**wrong), cards(12, 12), weights_27b)
 
 
+@cache
+def escha_27b() -> tuple[ModelSpec, WeightBytes]:
+    spec = spec_of(KNOWN["qwen3.8-27b"])
+    return spec, from_config(spec, KNOWN["qwen3.8-27b"])
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
@@ -206,11 +218,7 @@ def test_wrong_wish_is_refused_at_start(
 def test_every_plan_fits_and_every_advised_option_makes_it_fit(
     sizes: list[int], context: int | None, running: int | None, kv: str, cache: int | None
 ) -> None:
-    from kakera.plan.known import KNOWN
-    from kakera.plan.weights import from_config
-
-    spec = spec_of(KNOWN["qwen3.8-27b"])
-    weights = from_config(spec, KNOWN["qwen3.8-27b"])
+    spec, weights = escha_27b()
     machine = cards(*sizes)
     asked = wishes(context=context, max_running=running, kv=kv, host_cache=cache)
     try:

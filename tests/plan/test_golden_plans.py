@@ -6,6 +6,7 @@ A change of them that is meant is written down by `python tests/plan/test_golden
 from __future__ import annotations
 
 import json
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import pytest
 from machines import cards, laptop
 
 from kakera.arch.registry import spec_of
-from kakera.plan.budget import draft
+from kakera.arch.spec import ModelSpec
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Wishes
+from kakera.plan.search import draft
 from kakera.plan.speed import predict
-from kakera.plan.weights import CPU_LINEAR_BYTES, from_config
+from kakera.plan.weights import CPU_LINEAR_BYTES, WeightBytes, from_config
 from kakera.target.devices import Machine
 from random_model import ESCHA
 
@@ -47,6 +49,7 @@ QWEN3 = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "max_position_embeddings": 262144,
+    "rope_theta": 1e7,
     "quantization_config": None,
 }
 MODELS: dict[str, dict[str, Any]] = {
@@ -58,10 +61,15 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def found(config: dict[str, Any], machine: Machine, wishes: Wishes) -> list[Any]:
+@cache
+def shape(model: str) -> tuple[ModelSpec, WeightBytes]:
+    spec = spec_of(MODELS[model])
+    return spec, from_config(spec, MODELS[model])
+
+
+def found(model: str, machine: Machine, wishes: Wishes) -> list[Any]:
     """Sizes of the plan, what is left of both memories, bytes of each row by name, and predicted speeds."""
-    spec = spec_of(config)
-    weights = from_config(spec, config)
+    spec, weights = shape(model)
     made = draft(spec, wishes, machine, weights)
     plan, speed = made.plan, predict(made.plan, machine, weights)
     sizes = (plan.context, plan.pages, plan.slots, plan.chunk, plan.state_dtype, plan.host_cache)
@@ -72,7 +80,7 @@ def found(config: dict[str, Any], machine: Machine, wishes: Wishes) -> list[Any]
 
 def every() -> dict[str, list[Any]]:
     cases = product(MODELS, MACHINES, WISHES)
-    return {f"{n}; {m}; {w}": found(MODELS[n], MACHINES[m], WISHES[w]) for n, m, w in cases}
+    return {f"{n}; {m}; {w}": found(n, MACHINES[m], WISHES[w]) for n, m, w in cases}
 
 
 @pytest.mark.skipif(CPU_LINEAR_BYTES != 2, reason="a CPU without FBGEMM holds its linears in float32")

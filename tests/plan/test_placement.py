@@ -12,11 +12,12 @@ from kakera.arch.registry import spec_of
 from kakera.arch.spec import ModelSpec
 from kakera.arch.tensors import WHOLE
 from kakera.errors import PlanRefused
-from kakera.plan.budget import cautions
+from kakera.plan.cautions import cautions
 from kakera.plan.known import KNOWN
 from kakera.plan.placement import place
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import make_plan
+from kakera.plan.search import draft
 from kakera.plan.speed import predict
 from kakera.plan.table import read_line, to_json
 from kakera.plan.weights import Part, WeightBytes, from_config
@@ -74,7 +75,7 @@ def test_a_12_gb_card_takes_a_full_context_and_98_of_512_experts(spec, weights):
     assert rows(plan, "embedding") == {"host": EMBEDDING}
     assert rows(plan, "n-gram table") == {"host": 0}
     assert note(plan, "n-gram table", "host") == "26.24 GB stay in the file; a token reads 16 rows"
-    assert cautions(plan, machine) == ()
+    assert cautions(plan, machine, Wishes(max_running=2)) == ()
 
 
 def test_what_is_resident_and_what_a_token_reads_are_told_apart(spec, weights):
@@ -112,6 +113,12 @@ def test_a_host_without_room_for_all_keeps_what_the_card_lacks(spec, weights):
     assert "the other" in note(plan, "experts", "host")
 
 
+def test_more_memory_of_the_host_never_makes_it_not_fit(spec, weights):
+    """Where all experts have just room there, the embedding must have some, too."""
+    fits = [draft(spec, Wishes(context=32_768), cards(15, ram_gb=ram / 2), weights).fits for ram in range(54, 80)]
+    assert fits == sorted(fits) and len(set(fits)) == 2
+
+
 def test_two_cards_hold_three_of_five_blocks_of_an_expert_at_most(spec, weights):
     plan = make_plan(spec, Wishes(max_running=2), cards(12.8, 12.8, ram_gb=64), weights)
     (experts,) = [placed for placed in plan.placed if placed.part.name == "experts"]
@@ -123,16 +130,16 @@ def test_no_host_for_the_experts_is_refused_with_ways_that_fit(spec, weights):
     with pytest.raises(PlanRefused, match="does not fit in the host's memory") as refused:
         make_plan(spec, Wishes(), cards(12.8, ram_gb=16), weights)
     ways = [way["change"] for way in refused.value.details["ways"]]
-    assert ways == ["a machine with at least 31 GB of memory", "a larger card: --gpus 40GB"]
-    assert make_plan(spec, Wishes(), cards(12.8, ram_gb=31), weights)
-    assert make_plan(spec, Wishes(), cards(40, ram_gb=16), weights)
+    assert ways == ["a machine with at least 30 GB of memory", "a larger card: --gpus 28GB"]
+    assert make_plan(spec, Wishes(), cards(12.8, ram_gb=30), weights)
+    assert make_plan(spec, Wishes(), cards(28, ram_gb=16), weights)
 
 
 def test_a_card_too_small_for_the_rest_is_refused_with_three_ways(spec, weights):
     with pytest.raises(PlanRefused, match="does not fit on 6GB") as refused:
         make_plan(spec, Wishes(context=262_144), cards(6, ram_gb=64), weights)
     ways = [way["change"] for way in refused.value.details["ways"]]
-    assert ways == ["--context 111168", "a larger card: --gpus 7GB", "2 cards: --gpus 6GB,6GB"]
+    assert ways == ["--context 196544", "a larger card: --gpus 7GB", "2 cards: --gpus 6GB,6GB"]
 
 
 def test_a_cpu_would_decode_all_experts_and_leaves_the_table_in_its_file(spec, weights):

@@ -50,6 +50,7 @@ def test_model_without_gdn_has_no_state() -> None:
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "max_position_embeddings": 4096,
+            "rope_theta": 1e7,
         }
     )
     assert live_state_bytes(spec, CPU) == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kakera.arch.registry import spec_of
 from kakera.cache.host import CacheSizes, HostBudget
-from kakera.plan.budget import cautions
+from kakera.plan.cautions import cautions
 from kakera.plan.known import KNOWN
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import make_plan
@@ -107,7 +107,8 @@ def test_without_a_store_nothing_is_planned_for_its_copies():
 def test_a_store_that_keeps_nothing_is_a_warning():
     machine = Machine(CUDA, (Device("a card", 32 * 2**30),), 64 * 2**30)
     for cache, told in ((0, 0), (50 * 2**20, 1), (2**30, 0)):
-        lines = [line for line in cautions(plan_27b(context=8192, host_cache=cache), machine) if "--host-cache" in line]
+        plan, asked = plan_27b(context=8192, host_cache=cache), Wishes(context=8192, host_cache=cache)
+        lines = [line for line in cautions(plan, machine, asked) if "--host-cache" in line]
         assert len(lines) == told
         assert not told or "52 MB holds no checkpoint of 95.2 MB" in lines[0]
 

@@ -23,6 +23,7 @@ QWEN_27B = spec_of(
         "linear_key_head_dim": 128,
         "linear_value_head_dim": 128,
         "max_position_embeddings": 262144,
+        "rope_theta": 1e7,
         "mtp_num_hidden_layers": 1,
     }
 )

@@ -24,6 +24,7 @@ CONFIG = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
     "max_position_embeddings": 512,
+    "rope_theta": 1e7,
     "mtp_num_hidden_layers": 1,
     "eos_token_id": 1,
 }

@@ -35,17 +35,18 @@ from kakera.target.target import CUDA
 POSITION = 320  # its window wraps in the ring
 
 
-@pytest.fixture(params=CODECS)
+@pytest.fixture(params=[*((codec, 2) for codec in CODECS), ("int2", 1)])
 def world(tiny_model, request, monkeypatch):
-    return build(tiny_model, request.param, monkeypatch)
+    codec, places = request.param
+    return build(tiny_model, codec, monkeypatch, places)
 
 
-def build(tiny_model, codec: str, monkeypatch) -> World:
+def build(tiny_model, codec: str, monkeypatch, places: int = 2) -> World:
     """Segments of a few blocks, so that records lie in several."""
     plan = tiny_plan(tiny_model, codec, pages=16, slots=3)
     monkeypatch.setattr(store_sizes, "SEGMENT_BYTES", 7 * plan.page_bytes)
     world = World.build(tiny_model, codec, pages=16, slots=3)
-    with_late_store(world, plan)
+    with_late_store(world, plan, places)
     scramble(world, 0)
     return world
 

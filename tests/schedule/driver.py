@@ -86,7 +86,7 @@ class Driver:
         check_integrity(self.cache)
         if plan is None:
             self.note(self.scheduler.take_events())
-            if self.scheduler.disk is not None and self.scheduler.disk.busy:
+            if self.scheduler.disk is not None and self.scheduler.disk.busy and not self.scheduler.stats().idle:
                 self.clock.now += 0.01
                 return True
             assert self.scheduler.stats().idle, "somebody could go on"

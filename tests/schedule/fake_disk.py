@@ -19,6 +19,7 @@ class FakeDisk:
         self.rng, self.faults = random.Random(seed), faults
         self.kept: dict[tuple[str, bytes], Prefix] = {}
         self.counters: Counter[str] = Counter()
+        self.hangs = False
         self.runner: FakeRunner | None = None
         self._jobs: dict[int, tuple[DiskRecord, ...]] = {}
 
@@ -40,7 +41,7 @@ class FakeDisk:
         return (kind, key) in self.kept
 
     def poll(self) -> list[tuple[int, bool]]:
-        ended = [job for job in self._jobs if self.rng.random() < 0.3]
+        ended = [job for job in self._jobs if not self.hangs and self.rng.random() < 0.3]
         return [(job, self._arrive(self._jobs.pop(job))) for job in ended]
 
     def hurry(self) -> None: ...

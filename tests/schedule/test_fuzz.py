@@ -174,3 +174,18 @@ def test_what_conversations_held_is_hit_after_a_restart():
     hits, before = second.cache.counters, first.cache.counters
     assert hits["disk_hits"] >= 5 and hits["cached_tokens"] > before["cached_tokens"]
     second.assert_idle_is_clean()
+
+
+def test_a_disk_that_hangs_holds_nobody_for_long():
+    disk = FakeDisk(1, faults=0.0)
+    prompt = prose(400, seed=1)
+    first = Driver(disk=disk, seconds=lambda plan: 5.0)
+    first.ask(prompt, boundaries=message_ends(400))
+    first.stop()
+    disk.hangs = True
+    second = Driver(disk=disk)
+    names = [second.submit(prompt), second.submit(prose(100, seed=2))]
+    second.run()
+    assert second.finished.keys() == set(names) and second.cache.imports.live
+    assert second.finished[names[0]].usage.queue_seconds > 10 > second.finished[names[1]].usage.queue_seconds
+    assert second.cached(prose(400, seed=1) + prose(64, seed=3)) > 0, "from memory; the disk is not asked again"

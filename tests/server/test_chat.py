@@ -127,6 +127,9 @@ def test_a_length_stop_within_the_reasoning_is_explicit(live):
         {"chat_template_kwargs": {"enable_thinking": "false"}},
         {"enable_thinking": False},
         {"reasoning_effort": "none"},
+        {"reasoning": {"effort": "none"}},
+        {"reasoning": {"enabled": False}},
+        {"thinking": {"type": "disabled"}},
     ],
 )
 def test_thinking_off_means_off(live, fields):

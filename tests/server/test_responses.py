@@ -310,6 +310,19 @@ def test_a_failure_before_the_first_token_is_told_after_the_headers(serve, monke
     assert kinds == ["response.created", "response.in_progress", "response.failed"]
 
 
+def test_a_long_prefill_shows_life_in_events(serve, monkeypatch):
+    """Codex counts events alone, and gives up when they rest."""
+    monkeypatch.setattr("kakera.server.http.sse.HEADERS_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr("kakera.server.http.sse.PING_SECONDS", 0.05)
+    server = serve(TEXTS)
+    server.engine.prefill_seconds = 0.5
+    events = streamed(server)
+    kinds = [event.type for event in events]
+    assert kinds[0] == "response.created" and kinds.count("response.created") == 1
+    assert kinds[1:4] == ["response.in_progress"] * 3, "one with the first, two while nothing else came"
+    assert events[-1].response.output_text == "Hello there."
+
+
 def test_leaving_stops_the_request(live):
     body = {"model": "mini", "input": "slow", "reasoning": OFF}
     before = len(live.engine.aborted)

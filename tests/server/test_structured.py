@@ -243,6 +243,11 @@ def test_a_strict_tool_that_can_not_be_enforced_is_refused_and_another_is_not(li
         ({"reasoning_effort": "low"}, 1024),
         ({"reasoning_effort": "low", "thinking_budget": 3}, 3),
         ({"reasoning_effort": "max"}, None),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, 1024),
+        ({"reasoning": {"max_tokens": 3}}, 3),
+        ({"reasoning": {"effort": "high"}, "reasoning_effort": "low"}, 1024),
+        ({"thinking": {"type": "enabled", "budget_tokens": 3}}, 3),
+        ({"thinking": {"type": "enabled"}, "reasoning": {}}, None),
         ({}, None),
         ({"thinking_budget": 0}, None),  # the template's own way to think about nothing
         ({"reasoning_effort": "none"}, None),

@@ -29,6 +29,7 @@ from kakera.server.run import LAST_WORDS_SECONDS
 from kakera.service import systemd, wsl
 from kakera.service.limits import SCRIPTED_BOUNDS, Bounds
 from kakera.service.unit import Facts, quoted, unit_text
+from kakera.target.wsl import under_wsl
 
 BOUNDS = Bounds(stall_seconds=45.5, start_seconds=300, memory_high=2 * 10**9, memory_max=3 * 10**9)
 FACTS = Facts("mini", (sys.executable, "serve", "mini"), (sys.executable, "doctor", "--check"), BOUNDS)
@@ -134,10 +135,11 @@ def test_options_of_a_service_are_options_of_serve(tmp_path: Path) -> None:
     name = f"scripted:{script}"
     wishes = Wishes("cpu", 1024, 2, 64, "bf16", 16, 128, "rotation.bin", "fp16", 10**6)
     key = Path("/k")
-    words = serve_options(resolve_model(name), name, "0.0.0.0", 1, key, "n", "debug", wishes)
+    words = serve_options(resolve_model(name), name, "0.0.0.0", 1, key, ["n", "m"], "debug", wishes)
     known = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200"}).output
     given_options = [word for word in words if word.startswith("--")]
-    assert len(given_options) == 15 and all(option in known for option in given_options)
+    assert words[-4:] == ("--served-name", "n", "--served-name", "m") and len(given_options) == 16
+    assert all(option in known for option in given_options)
     assert words[0] == f"scripted:{script.resolve()}" and Path(words[words.index("--rotation") + 1]).is_absolute()
 
 
@@ -154,9 +156,9 @@ def test_without_systemd_every_verb_says_what_to_do_instead(verb: list[str], tmp
 def test_what_windows_has_to_be_told(tmp_path: Path) -> None:
     version = tmp_path / "version"
     version.write_text("Linux version 6.6.87.2-microsoft-standard-WSL2 (root@x)")
-    assert wsl.under_wsl(version) and not wsl.under_wsl(tmp_path / "none")
+    assert under_wsl(version) and not under_wsl(tmp_path / "none")
     version.write_text("Linux version 6.8.0-generic")
-    assert not wsl.under_wsl(version)
+    assert not under_wsl(version)
     lines = "\n".join(wsl.needs(10 * 10**9, systemd=False))
     for needed in ("systemd=true", "memory=12GB", "vmIdleTimeout=-1", "Prefer No Sysmem Fallback"):
         assert needed in lines

@@ -32,6 +32,7 @@ def test_every_kernel_wants_16_bit_activations() -> None:
     def served(dtype):
         yield kernels.keeps_codes(card(9, 0), dtype)
         yield kernels.serves_small_linear(1, 512, 64, dtype)
+        yield kernels.serves_host_rows(512, dtype)
         yield kernels.serves_add_norm(1, 512, dtype)
         yield kernels.serves_swiglu(1, 512, dtype)
         yield kernels.serves_gdn_step(Gdn(), dtype)

@@ -15,8 +15,8 @@ from kakera.bench.figure import Figure
 from kakera.bench.server import ServerProcess, flags
 from kakera.bench.text import Prose
 from kakera.errors import EngineDied, UsageError
-from kakera.plan.budget import draft
 from kakera.plan.plan import Wishes
+from kakera.plan.search import draft
 from kakera.plan.sizes import margin
 from kakera.plan.weights import from_checkpoint
 from kakera.target.devices import resolve

@@ -29,6 +29,7 @@ CONFIG = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
     "max_position_embeddings": 512,
+    "rope_theta": 1e7,
 }
 UP = "model.layers.0.mlp.up_proj"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
+from kakera.arch.rope import Yarn
 from kakera.arch.tensors import Kind, State, Tensor, Values, by_blocks, by_heads, gate, linear, small
 
 # Small and sensitive first (k, v feed a cache that is itself rounded), then whatever writes into the residual stream.
@@ -134,7 +135,8 @@ class GdnSpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """A full-attention block with norms of queries and keys. Head counts, channels of a head and how many of them turn.
+    """A full-attention block with norms of queries and keys. Head counts, channels of a head, how many of them turn and
+    how.
 
     gated: q_proj holds per head head_dim rows of query, then head_dim rows of a sigmoid output gate. `norms`: what the
     values of its norms mean.
@@ -150,6 +152,7 @@ class AttentionSpec:
     rope_theta: float
     gated: bool
     norms: Values
+    yarn: Yarn | None = None
     name: str = "self_attn"
     selector: Selector | None = None
 

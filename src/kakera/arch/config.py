@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kakera.arch.computed import Computed
+from kakera.arch.end_tokens import Beside, end_tokens
 from kakera.errors import CheckpointError
 
 LARGEST = 2**28  # of any size: what is beyond it is a slip, and sums over it need not be fast
@@ -14,16 +16,28 @@ MOST_LAYERS = 4096
 # keys of other architectures: a model that has one computes something that its declaration does not say
 FOREIGN = (
     *("hc_", "indexer_", "ple_", "ngram_", "heads_per_ngram", "split_ngram_", "make_ngram_"),
-    *("moe_", "num_experts", "shared_expert_", "mlp_only_layers", "decoder_sparse_step"),
+    *("moe_", "num_experts", "shared_expert_", "mlp_only_layers", "decoder_sparse_step", "norm_topk_prob"),
+    *(
+        "n_routed_",
+        "n_shared_",
+        "num_local_experts",
+        "num_shared_",
+        "routed_scaling",
+        "scoring_func",
+        "topk_",
+        "n_group",
+    ),
+    *("kv_lora_", "q_lora_", "qk_rope_", "qk_nope_", "v_head_dim", "ssm_", "mamba_", "first_k_dense"),
 )
 
 
 class Config:
     """The text model's keys, over those of the whole model. `asked`: keys that a declaration has looked at."""
 
-    def __init__(self, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None):
-        self._values: dict[str, Any] = {**config, **(config.get("text_config") or {})}
-        self._generation = generation or {}
+    def __init__(self, config: Mapping[str, Any], beside: Beside | None = None):
+        text = config.get("text_config") or {}
+        self._values: dict[str, Any] = {**config, **text}
+        self._parts, self._beside = (text, config), beside or Beside()
         self._asked: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -41,11 +55,11 @@ class Config:
         found = self[key] if default is None else self.get(key)
         size = default if found is None and default is not None else found
         if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"{key} is {_short(size)}")
+            raise TypeError(f"{key} is {short(size)}")
         if size < least:
-            raise CheckpointError(f"config.json: {key} is {_short(size)}, which is no size")
+            raise CheckpointError(f"config.json: {key} is {short(size)}, which is no size")
         if size > most:
-            raise CheckpointError(f"config.json: {key} is {_short(size)}; the most that is understood is {most}")
+            raise CheckpointError(f"config.json: {key} is {short(size)}; the most that is understood is {most}")
         return size
 
     def layers(self, key: str, default: int | None = None) -> int:
@@ -54,21 +68,23 @@ class Config:
 
     def number(self, key: str, default: float) -> float:
         """A positive, finite number. Raises TypeError, CheckpointError."""
-        return _positive(key, self.get(key, default))
+        return positive(key, self.get(key, default))
 
-    def rope(self, key: str, default: float) -> float:
-        """As `number`, of `rope_parameters`, or beside it as older files have it."""
-        parameters = self.get("rope_parameters") or {}
-        return _positive(key, parameters.get(key, self.get(key, default)))
+    def tied(self) -> bool:
+        """Whether the head is the embedding; the whole model's word counts like that of the text model in it."""
+        return any(_switch(part, "tie_word_embeddings") for part in self._parts)
 
     def end_tokens(self) -> tuple[int, ...]:
-        """generation_config.json wins: chat models end a turn with a token that config.json does not name."""
-        found: list[int] = []
-        for source in (self._generation.get("eos_token_id"), self.get("eos_token_id")):
-            for token in source if isinstance(source, list) else [source]:
-                if isinstance(token, int) and token not in found:
-                    found.append(token)
-        return tuple(found)
+        """Of all files that name some. Raises CheckpointError."""
+        return end_tokens(self._parts, self._beside, self.size("vocab_size"))
+
+    def refuse_others(self, computed: Computed) -> None:
+        """Raise CheckpointError for keys that have another value than those that are computed."""
+        found = [(key, self.get(key), values) for key, values in computed.items()]
+        others = [(key, value, values) for key, value, values in found if value is not None and value not in values]
+        if others:
+            told = [f"{k} is {short(v)} (kakera computes {_either(values)})" for k, v, values in others]
+            raise CheckpointError(f"config.json: {', '.join(told)}: the model is another one than kakera computes")
 
     def refuse_unknown(self, groups: Iterable[str]) -> None:
         """Raise CheckpointError for a key of `groups` (beginnings of names), or of another architecture, that nobody
@@ -82,14 +98,26 @@ class Config:
             )
 
 
-def _positive(key: str, value: Any) -> float:
+def _switch(part: Mapping[str, Any], key: str) -> bool:
+    value = part.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{key} is {short(value)}")
+    return bool(value)
+
+
+def _either(values: tuple[Any, ...]) -> str:
+    return " or ".join(map(short, values)) or "models without it"
+
+
+def positive(key: str, value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{key} is {_short(value)}")
+        raise TypeError(f"{key} is {short(value)}")
     if not 0 < value < math.inf:
-        raise CheckpointError(f"config.json: {key} is {_short(value)}, which is no positive number")
+        raise CheckpointError(f"config.json: {key} is {short(value)}, which is no positive number")
     return float(value)
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """As Python writes it, in at most 60 letters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -5,26 +5,35 @@ Source: transformers' model type qwen3.
 
 from __future__ import annotations
 
+from kakera.arch import rope
 from kakera.arch.blocks import AttentionSpec, SwiGlu
-from kakera.arch.config import Config
+from kakera.arch.config import Config, short
 from kakera.arch.spec import AddNorm, Layer, ModelSpec, Site
+from kakera.errors import CheckpointError
 
 READS = ("input_layernorm", "post_attention_layernorm")
 
 
 def declare(config: Config) -> ModelSpec:
+    count = config.layers("num_hidden_layers")
     heads = config.size("num_attention_heads")
     head_dim = config.size("head_dim", config.size("hidden_size") // heads)
+    turning, base = rope.rotary_dim(config, head_dim, 1.0), rope.theta(config)
     attention = AttentionSpec(
         heads=heads,
         kv_heads=config.size("num_key_value_heads"),
         head_dim=head_dim,
-        rotary_dim=int(head_dim * config.rope("partial_rotary_factor", 1.0)),
-        rope_theta=config.rope("rope_theta", 1e6),
+        rotary_dim=turning,
+        rope_theta=base,
         gated=False,
         norms="scale",
+        yarn=rope.yarn_of(config, turning, base),
     )
     sites = (Site(attention, READS[0]), Site(SwiGlu(config.size("intermediate_size")), READS[1]))
+    kinds = config.get("layer_types") or ["full_attention"] * count
+    if list(kinds) != ["full_attention"] * count:
+        raise CheckpointError(f"layer_types: {short(kinds)}; kakera computes full_attention in all {count} layers")
+    config.refuse_others({"attn_output_gate": (False,)})
     config.refuse_unknown(())
-    layers = tuple(Layer(f"model.layers.{i}", sites) for i in range(config.layers("num_hidden_layers")))
+    layers = tuple(Layer(f"model.layers.{i}", sites) for i in range(count))
     return ModelSpec.of(config, layers, AddNorm("scale"))

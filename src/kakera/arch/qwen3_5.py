@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from kakera.arch import rope
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec, SwiGlu
+from kakera.arch.computed import Computed
 from kakera.arch.config import Config
 from kakera.arch.spec import OF_DRAFT, AddNorm, Draft, Layer, ModelSpec, Site
 from kakera.arch.tensors import WHOLE, linear
 from kakera.errors import CheckpointError
 
 MIXERS = {"linear_attention": "gdn", "full_attention": "full"}  # names of config.json
+
+# of attention, always a sigmoid; of the norm inside Gated DeltaNet
+GATES: Computed = {"attn_output_gate": (True,), "output_gate_type": ("swish", "silu")}
 
 
 def declare(config: Config) -> ModelSpec:
@@ -23,6 +28,7 @@ def declare(config: Config) -> ModelSpec:
     mixers: dict[str, Block] = {"gdn": gdn, "full": full}
     layers = tuple(_layer(f"model.layers.{i}", mixers[kind], mlp) for i, kind in enumerate(mixer_kinds(config)))
     drafts = tuple(_layer(f"mtp.layers.{i}", full, mlp) for i in range(config.layers("mtp_num_hidden_layers", 0)))
+    config.refuse_others(GATES if config.get("use_sliding_window") is False else {**GATES, "sliding_window": ()})
     config.refuse_unknown(("linear_",))
     return ModelSpec.of(config, layers, residual, _draft(hidden, residual, drafts) if drafts else None)
 
@@ -46,14 +52,16 @@ def _layer(name: str, mixer: Block, mlp: Block) -> Layer:
 def attention_of(config: Config) -> AttentionSpec:
     heads = config.size("num_attention_heads")
     head_dim = config.size("head_dim", config.size("hidden_size") // heads)
+    turning, base = rope.rotary_dim(config, head_dim, 0.25), rope.theta(config)
     return AttentionSpec(
         heads=heads,
         kv_heads=config.size("num_key_value_heads"),
         head_dim=head_dim,
-        rotary_dim=int(head_dim * config.rope("partial_rotary_factor", 0.25)),
-        rope_theta=config.rope("rope_theta", 1e7),
+        rotary_dim=turning,
+        rope_theta=base,
         gated=True,
         norms="delta",
+        yarn=rope.yarn_of(config, turning, base),
     )
 
 

@@ -8,9 +8,12 @@ from typing import Any
 
 from kakera.arch import qwen3, qwen3_5, qwen4_exp
 from kakera.arch.blocks import AttentionSpec
+from kakera.arch.computed import COMMON
 from kakera.arch.config import Config
+from kakera.arch.documents import read_object
+from kakera.arch.end_tokens import Beside
+from kakera.arch.formats import refuse_directory, refuse_file, refuse_method
 from kakera.arch.spec import ModelSpec
-from kakera.arch.stored import parsed
 from kakera.errors import CheckpointError, Unserved
 
 Declare = Callable[[Config], ModelSpec]
@@ -26,41 +29,38 @@ PLANNED: dict[str, Declare] = {  # `ModelSpec.unserved` says why
 
 
 def refuse_unserved(config: Any) -> None:
-    """Raise Unserved for the config of a model that can only be planned, before anything is downloaded or loaded."""
-    if isinstance(config, dict) and config.get("model_type") in list(PLANNED):
+    """Raise CheckpointError, or Unserved, for the config of a model that kakera does not serve, before anything is
+    downloaded or loaded."""
+    if isinstance(config, dict) and config:
         spec_of(config)
 
 
 def load_spec(directory: Path, *, planned: bool = False) -> ModelSpec:
-    """Read `config.json` (and `generation_config.json` for the end tokens) of a model directory. `planned`, errors: as
-    of `spec_of`."""
+    """Read `config.json` of a model directory, and the end tokens that stand beside it. `planned`, errors: as of
+    `spec_of`."""
     path = directory / "config.json"
+    refuse_file(directory)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory")
+    refuse_directory(directory)
     if not path.is_file():
         raise CheckpointError(f"{directory} has no config.json: it is not a model directory")
-    try:
-        config = parsed(path.read_bytes())
-        extra = directory / "generation_config.json"
-        generation = parsed(extra.read_bytes()) if extra.is_file() else {}
-    except ValueError as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(config, dict) or not isinstance(generation, dict):
-        raise CheckpointError(f"{path} and generation_config.json must hold JSON objects")
-    return spec_of(config, generation, planned=planned)
+    return spec_of(read_object(path), Beside.read(directory), planned=planned)
 
 
-def spec_of(
-    config: Mapping[str, Any], generation: Mapping[str, Any] | None = None, *, planned: bool = False
-) -> ModelSpec:
-    """Raises CheckpointError for a model type that is not supported, a key that is missing or one that is not known;
-    Unserved for a model that can only be planned, unless it is to be `planned`."""
+def spec_of(config: Mapping[str, Any], beside: Beside | None = None, *, planned: bool = False) -> ModelSpec:
+    """`beside`: files that name end tokens, too. Raises CheckpointError for a model type or a format of weights that is
+    not supported, a key that is missing, one that is not known, or a value that is not computed; Unserved for a model
+    that can only be planned, unless it is to be `planned`."""
     try:
-        keys = Config(config, generation)
+        keys = Config(config, beside)
         kind = keys.get("model_type")
         declare = ARCHITECTURES.get(kind) or PLANNED.get(kind)
         if declare is None:
             raise CheckpointError(f"model_type {kind!r} is not supported; kakera serves {', '.join(ARCHITECTURES)}")
+        if kind in ARCHITECTURES:
+            refuse_method(config)
+        keys.refuse_others(COMMON)
         spec = declare(keys)
         _check(spec)
     except KeyError as error:

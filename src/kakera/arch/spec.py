@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
+from kakera.arch import rope
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
 from kakera.arch.config import Config
 from kakera.arch.tensors import HEAD, ROWS, Kind, Place, State, Tensor, Values, by_rows, small
@@ -151,9 +152,9 @@ class ModelSpec:
             hidden=config.size("hidden_size"),
             layers=layers,
             residual=residual,
-            max_positions=config.size("max_position_embeddings"),
+            max_positions=rope.max_positions(config),
             rms_eps=config.number("rms_norm_eps", 1e-6),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=config.tied(),
             eos=config.end_tokens(),
             draft=draft,
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from kakera.arch.documents import parsed, read_object, refuse_pointer
 from kakera.errors import CheckpointError
 
 HEADER_LIMIT = 100_000_000  # the format's own limit
@@ -45,19 +45,9 @@ class TensorHeader:
         return f"tensor {self.name} in {self.path}"
 
 
-def parsed(data: str | bytes) -> Any:
-    """What a JSON file holds. Raises ValueError if it is not JSON, not UTF-8, or nested deeper than a stack is."""
-    try:
-        return json.loads(data)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a model directory, {} if there is none. `registry.load_spec` says what is wrong with one."""
-    path = directory / "config.json"
-    config: dict[str, Any] = parsed(path.read_bytes()) if path.is_file() else {}
-    return config
+    """config.json of a model directory, {} if there is none. Raises CheckpointError for one that is no JSON object."""
+    return read_object(directory / "config.json")
 
 
 def read_headers(path: Path) -> list[TensorHeader]:
@@ -66,6 +56,8 @@ def read_headers(path: Path) -> list[TensorHeader]:
         raise CheckpointError(f"{path} is missing")
     size = path.stat().st_size
     with path.open("rb") as file:
+        refuse_pointer(path, file.read(64))
+        file.seek(0)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
             raise CheckpointError(f"{path} is cut off or no safetensors file ({size} bytes); download it again")
@@ -85,8 +77,8 @@ def read_headers(path: Path) -> list[TensorHeader]:
 
 def _header(path: Path, name: str, item: dict[str, Any], base: int) -> TensorHeader:
     begin, end = item["data_offsets"]
-    if not 0 <= begin <= end or any(size < 0 for size in item["shape"]):
-        raise ValueError(f"{name}: bytes {begin} to {end} of shape {item['shape']}")
+    if not 0 <= begin <= end or any(size < 0 for size in item["shape"]) or not isinstance(item["dtype"], str):
+        raise ValueError(f"{name}: bytes {begin} to {end} of shape {item['shape']} and dtype {item['dtype']}")
     found = TensorHeader(name, path, item["dtype"], tuple(item["shape"]), base + begin, end - begin)
     width = DTYPE_BYTES.get(found.dtype)
     if width is not None and found.bytes != math.prod(found.shape) * width:
@@ -101,20 +93,29 @@ def checkpoint_files(directory: Path) -> dict[Path, set[str]]:
     if (directory / SINGLE).is_file():
         return {directory / SINGLE: set()}
     if not index.is_file():
-        raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}: it has no weights")
-    found: dict[Path, set[str]] = {}
-    try:
-        for name, file in parsed(index.read_bytes())["weight_map"].items():
-            if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
-                raise ValueError(f"{name} is said to lie in {file}, outside of the model's directory")
-            found.setdefault(directory / file, set()).add(name)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{index} can not be read ({error!r})") from None
+        held = sum(file.suffix == ".safetensors" for file in directory.iterdir())
+        why = f"nothing says what its {held} safetensors files are; download the index" if held else "it has no weights"
+        raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}: {why}")
+    found = {directory / file: names for file, names in indexed_files(read_object(index), str(index)).items()}
     for path, names in found.items():
         if not path.is_file():
             raise CheckpointError(
                 f"{index} puts tensor {min(names)} into {path.name}, but that file is missing; download it again"
             )
+    return found
+
+
+def indexed_files(index: Any, where: str) -> dict[str, set[str]]:
+    """Files that an index names, each with its tensors. Raises CheckpointError."""
+    found: dict[str, set[str]] = {}
+    try:
+        for name, file in index["weight_map"].items():
+            found.setdefault(file, set()).add(name)
+        for file, names in found.items():
+            if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
+                raise ValueError(f"{min(names)} is said to lie in {file}, outside of the model's directory")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{where} can not be read ({error!r})") from None
     return found
 
 

@@ -20,7 +20,7 @@ from kakera.kv.gpu.decode import DecodeRows, DecodeScratch, LayerPages, attend_d
 from kakera.kv.gpu.finish import Finish
 from kakera.kv.gpu.write import Places, write_rows
 from kakera.ops.heads import ProjectedHeads
-from kakera.ops.rotary import Rotary
+from kakera.ops.rotary import Rotary, frequencies
 from kakera.plan.kv_format import KvFormat
 
 DECODE = ((8192, 1, 1), (32768, 1, 1), (131072, 1, 1), (262144, 1, 1), (131072, 8, 1), (262144, 8, 1))
@@ -166,7 +166,8 @@ def _write(shape: _Shape, tokens: int, codec: str) -> float:
     q, k, v = (torch.unflatten(part, 1, (-1, shape.dim)) for part in torch.split(qkv, sizes, 1))
     position_T = torch.arange(tokens, device="cuda")
     scale = torch.ones(shape.dim, device="cuda")
-    heads = ProjectedHeads(q, k, v, None, scale, scale, 1e-6, Rotary.at(position_T, shape.rotary, 1e7))
+    rotary = Rotary.at(position_T, frequencies(shape.rotary, 1e7).cuda())
+    heads = ProjectedHeads(q, k, v, None, scale, scale, 1e-6, rotary)
     pages = tokens // PAGE + 1
     held = _pages(shape, pages, pages, codec)
     if codec == "int2":  # 16-bit rows to a band of whole pages, as in prefill

@@ -17,7 +17,7 @@ from kakera.evaluate.suites import run_suite
 from kakera.evaluate.tables import Group, groups
 from kakera.evaluate.windows import cut_held_out
 from kakera.kv.cache import KVCache
-from kakera.plan.budget import kv_format
+from kakera.plan.asked import kv_format
 from kakera.plan.plan import Wishes
 from kakera.text.tokenizer import Tokenizer
 

@@ -134,7 +134,8 @@ def compare_host(planned: Sequence[PlanRow], store: int, anonymous: int) -> Memo
     """Rows of a plan for the host of cards. `store`: bytes pinned for the prefix cache's store, which Linux counts as
     shared memory; `anonymous`: of the process, in memory and of no file."""
     rows = [row for row in planned if row.place == "host"]
-    measured = {PROCESSES: anonymous, "prefix cache store": store}
+    table = sum(row.bytes for row in rows if row.name == "embedding")  # read whole, into the process's own memory
+    measured = {PROCESSES: anonymous - table, "embedding": table, "prefix cache store": store}
     notes = {PROCESSES: "anonymous memory, without a server's process", "prefix cache store": "pinned at the start"}
     found = [_row(row, measured.get(row.name), "not told apart", notes.get(row.name, "")) for row in rows]
     return MemoryTable("memory of the host", tuple(found), _total(rows, anonymous + store))

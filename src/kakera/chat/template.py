@@ -6,8 +6,8 @@ the rendering; whatever spelling is found without the mask was written by the te
 
 from __future__ import annotations
 
-import json
 from array import array
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import jinja2
 
 from kakera.chat.messages import normalise
 from kakera.chat.sandbox import Sandbox
+from kakera.chat.template_files import DEFAULT, WITH_TOOLS, find_templates
 from kakera.contract.request import Boundary, packed
 from kakera.errors import CheckpointError, RequestRefused
 from kakera.text.tokenizer import AddedToken, Tokenizer, Watch, after, unwatched
@@ -38,26 +39,23 @@ class Prompt:
 class ChatTemplate:
     """One model's template, bound to its tokenizer. Thread-safe."""
 
-    def __init__(self, source: str, tokenizer: Tokenizer):
+    def __init__(self, source: str, tokenizer: Tokenizer, ends: Collection[int] = (), with_tools: str | None = None):
+        """`ends`: end tokens beside the tokenizer's own; `with_tools`: the source for requests with tools, if that is
+        another one. Raises CheckpointError if it is not Jinja."""
         self._tokenizer = tokenizer
-        self._end_of_turn = next((t for t in tokenizer.added.values() if t.id == tokenizer.eos), None)
+        self._ends = tuple(t for t in tokenizer.added.values() if t.id in (tokenizer.eos, *ends))
         try:
             self._template = Sandbox().from_string(source)
+            self._with_tools = Sandbox().from_string(source if with_tools is None else with_tools)
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template is not valid Jinja: {error}") from None
         self._late_system = self._knows_late_system()
 
     @staticmethod
-    def load(directory: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
-        """chat_template.jinja, else the one inside tokenizer_config.json, else None (a base model)."""
-        file = directory / "chat_template.jinja"
-        if file.is_file():
-            return ChatTemplate(file.read_text(encoding="utf-8"), tokenizer)
-        config = directory / "tokenizer_config.json"
-        source = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.is_file() else None
-        if isinstance(source, list):
-            source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-        return ChatTemplate(source, tokenizer) if source else None
+    def load(directory: Path, tokenizer: Tokenizer, ends: Collection[int] = ()) -> ChatTemplate | None:
+        """None of a base model. Raises CheckpointError."""
+        found = find_templates(directory)
+        return ChatTemplate(found[DEFAULT], tokenizer, ends, found.get(WITH_TOOLS)) if found else None
 
     def prompt(
         self,
@@ -107,7 +105,7 @@ class ChatTemplate:
     def _render(self, messages: list[dict[str, Any]], tools: Any, variables: dict[str, Any]) -> str:
         known = {"messages": messages, "tools": tools or None, "add_generation_prompt": True}
         try:
-            return self._template.render({**variables, **known})
+            return (self._with_tools if tools else self._template).render({**variables, **known})
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             message = f"the chat template does not accept these messages: {error}"
             raise RequestRefused(message, param="messages") from None
@@ -140,7 +138,7 @@ class ChatTemplate:
         for piece in self._tokenizer.split(text):
             if isinstance(piece, AddedToken):
                 tokens.append(piece.id)
-                turn_ended = piece == self._end_of_turn
+                turn_ended = piece in self._ends
                 if turn_ended:
                     ends.append(len(tokens))
             else:
@@ -152,7 +150,7 @@ class ChatTemplate:
         return tokens, ends
 
     def _opens_thinking(self, text: str) -> bool:
-        tail = text.rpartition(self._end_of_turn.text)[2] if self._end_of_turn else text
+        tail = text[max([0, *(text.rfind(end.text) for end in self._ends)]) :]
         return tail.rfind("<think>") > tail.rfind("</think>")
 
 

@@ -14,7 +14,23 @@ from typing import Annotated
 import typer
 
 from kakera import __version__
-from kakera.cli import bench, cache, calibrate, chat, doctor, eval, info, plan, quantize, replay, serve, service
+from kakera.cli import (
+    bench,
+    cache,
+    calibrate,
+    chat,
+    doctor,
+    eval,
+    info,
+    models,
+    plan,
+    pull,
+    quantize,
+    replay,
+    serve,
+    service,
+    up,
+)
 from kakera.cli.terminal import READER_GONE, OutputLost, ReaderGone, drop_output, guard_output, visible_message
 from kakera.errors import KakeraError
 
@@ -25,9 +41,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},  # commands inherit it
     pretty_exceptions_enable=False,
 )
+app.command("up")(up.up)
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("plan")(plan.plan)
+app.command("pull")(pull.pull)
+app.command("models")(models.models)
 app.command("quantize")(quantize.quantize)
 app.command("calibrate")(calibrate.calibrate)
 app.command("info")(info.info)

@@ -92,8 +92,8 @@ def _remote(url: str, key: str | None, model: str, wishes: Wishes, settings: Set
 
 def talk(conversation: Conversation) -> None:
     """Until the user ends it."""
-    from kakera.cli.last_plan import state_directory
     from kakera.cli.line_editor import LineEditor
+    from kakera.target.remembered import state_directory
 
     editor = LineEditor(state_directory() / "chat-history", COMMANDS)
     say(conversation, HINT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -178,9 +177,9 @@ def wsl(release: str | None = None) -> Finding:
 
 
 def disk() -> Finding:
-    place = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    existing = next(p for p in (place, *place.parents) if p.exists())
-    free = shutil.disk_usage(existing).free
+    from kakera.hub.disk import room
+
+    place, free = room()
     detail = f"{free / 1e9:.1f} GB free for downloads in {place}"
     if free < LEAST_DISK:
         return Finding("disk", "note", detail, "a 27B checkpoint takes 10.2 GB: make room, or set HF_HOME elsewhere")
@@ -220,15 +219,12 @@ def bundled_model(directory: Path | None = None) -> Finding:
 
 def _damaged_files(directory: Path) -> list[str]:
     """Names in SHA256SUMS whose file is missing or differs. The list itself counts as one."""
+    from kakera.hub.download import sha256_of
+
     sums = directory / "SHA256SUMS"
     if not sums.is_file():
         return [sums.name]
     expected = [line.split(maxsplit=1) for line in sums.read_text().splitlines() if line.strip()]
-    return [name for digest, name in expected if _sha256(directory / name) != digest]
-
-
-def _sha256(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return [
+        name for digest, name in expected if not (directory / name).is_file() or sha256_of(directory / name) != digest
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,7 +34,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
 
         return ScriptedRecipe(model.path)
     from kakera.cli.last_plan import compare_with_last
-    from kakera.plan.budget import cautions
+    from kakera.plan.cautions import cautions
     from kakera.plan.planner import plan_and_speed
     from kakera.plan.table import summary
     from kakera.run.process.recipe import EngineRecipe
@@ -43,7 +43,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
     machine = resolve_to_compute(wishes.gpus)
     plan, _ = plan_and_speed(model.path, wishes, machine)
     say(summary(plan))
-    for caution in (*cautions(plan, machine), *compare_with_last(plan, str(model.path.resolve()), wishes)):
+    for caution in (*cautions(plan, machine, wishes), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan)
 
@@ -126,12 +126,13 @@ def bounds_for(model: Model, wishes: Wishes) -> Bounds:
     return bounds(*plan_and_speed(model.path, wishes, resolve_to_compute(wishes.gpus)), file_bytes(model.path))
 
 
-def served_model(model: Model, name: str | None = None) -> ServedModel:
+def served_model(model: Model, names: Sequence[str] = (), *, any_name: bool = False) -> ServedModel:
     """Tokenizer, template and sampling defaults; a script brings its own tokenizer. Raises CheckpointError."""
+    from dataclasses import replace
+
+    from kakera.run.scripted import Script
     from kakera.server.model import ServedModel
 
-    if not model.scripted:
-        return ServedModel.load(model.path, name or model.name)
-    from kakera.run.scripted import Script
-
-    return ServedModel.load(Script.load(model.path).tokenizer_dir, name or model.name)
+    first, *aliases = names or (model.name,)
+    directory = Script.load(model.path).tokenizer_dir if model.scripted else model.path
+    return replace(ServedModel.load(directory, first), aliases=tuple(aliases), any_name=any_name)

@@ -15,6 +15,7 @@ from kakera.cli.options import JsonOption, ModelArgument
 if TYPE_CHECKING:
     from kakera.arch.spec import ModelSpec
     from kakera.arch.weigh import Entry
+    from kakera.hub.names import Source
 
 
 GAP = 2  # characters between two columns of the table, one of them the box's
@@ -40,34 +41,44 @@ def info(
     """Show what a checkpoint is: tensors, bits per weight, KV and state bytes."""
     import json
 
-    name, path, spec, entries = _contents(model)
+    name, path, spec, entries, origin = _contents(model)
     groups = group_entries(entries)
     summary = summarise(spec, entries)
     if as_json:
         listed = {"tensors": [vars(e) for e in entries]} if tensors else {"groups": [vars(g) for g in groups]}
-        typer.echo(json.dumps({"model": name, "path": path, **summary, **listed}, indent=2))
+        source = vars(origin) if origin else None
+        typer.echo(json.dumps({"model": name, "path": path, "source": source, **summary, **listed}, indent=2))
         return
     _print(name, summary, [_single(e) for e in entries] if tensors else groups)
+    if origin:
+        typer.echo(f"from the hub: {origin}")
     if spec.unserved:
         typer.echo(f"{spec.unserved}.")
 
 
-def _contents(model: str) -> tuple[str, str | None, ModelSpec, list[Entry]]:
-    """Name, directory, declaration, and what is stored or, of a config alone, what must be."""
+def _contents(model: str) -> tuple[str, str | None, ModelSpec, list[Entry], Source | None]:
+    """Name, directory, declaration, what is stored or, of a config alone, what must be, and where it comes from. Of a
+    repository only headers are read."""
     from kakera.cli.model import read_shape, resolve_model
     from kakera.errors import Unserved, UsageError
+    from kakera.hub.disk import on_disk, source_of
+    from kakera.hub.names import Repository
 
+    path = Path(model).expanduser()
+    if not path.is_dir() and (repository := Repository.called(model)):
+        shape, kept = read_shape(model), on_disk(repository)
+        return repository.name, str(kept) if kept else None, shape.spec, shape.entries(), shape.origin
     try:
         found = resolve_model(model)
     except Unserved:
-        shape, path = read_shape(model), Path(model).expanduser()
-        return path.name, str(path) if path.is_dir() else None, shape.spec, shape.entries()
+        shape = read_shape(model)
+        return path.name, str(path) if path.is_dir() else None, shape.spec, shape.entries(), shape.origin
     if found.scripted:
         raise UsageError("a scripted model has no checkpoint")
     from kakera.weights.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(found.path)
-    return found.name, str(found.path), checkpoint.spec, checkpoint.entries()
+    return found.name, str(found.path), checkpoint.spec, checkpoint.entries(), source_of(found.path)
 
 
 def group_entries(entries: list[Entry]) -> list[Group]:

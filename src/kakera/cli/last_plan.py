@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.table import gigabytes
+from kakera.target.remembered import state_directory
 
 SMALLER = 0.9  # free memory differs a little from start to start; a tenth is worth a line
-
-
-def state_directory() -> Path:
-    """Where the XDG rules put state that survives restarts and that nobody misses."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kakera"
 
 
 def compare_with_last(plan: Plan, model: str, wishes: Wishes, directory: Path | None = None) -> list[str]:

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +16,13 @@ if TYPE_CHECKING:
     from kakera.arch.spec import ModelSpec
     from kakera.arch.stored import TensorHeader
     from kakera.arch.weigh import Entry
+    from kakera.hub.names import Repository, Source
+    from kakera.hub.remote import Remote
     from kakera.plan.weights import WeightBytes
 
 BUNDLED = Path(__file__).resolve().parent.parent / "data" / "mini"
 SCRIPTED = "scripted:"
 SPEC = "spec:"
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_WANTED = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
-CONNECT_SECONDS = 10.0
 _NEEDED = ("config.json", "tokenizer.json")
 
 
@@ -39,6 +36,15 @@ class Model:
 
 
 @dataclass(frozen=True)
+class Pulled:
+    """A snapshot with every file that serving needs: all their bytes, and those that came just now."""
+
+    path: Path
+    bytes: int
+    came: int
+
+
+@dataclass(frozen=True)
 class Shape:
     """A model without its weights: `headers` of its files, or None if only the config is known."""
 
@@ -46,6 +52,13 @@ class Shape:
     config: dict[str, Any]
     headers: list[TensorHeader] | None
     source: str
+    origin: Source | None = None  # of a model that is on the hub, too
+
+    def __post_init__(self) -> None:
+        """Raises CheckpointError for headers of tensors that are not read."""
+        from kakera.arch.formats import refuse_tensors
+
+        refuse_tensors(self.spec, self.headers or ())
 
     def weights(self) -> WeightBytes:
         from kakera.plan.weights import from_config, from_tensors
@@ -67,7 +80,9 @@ class Shape:
 def resolve_model(name: str) -> Model:
     """Files that can be served; downloads a repo id. Raises UsageError or CheckpointError naming what is missing, and
     Unserved before that for a model that can be planned only."""
+    from kakera.arch.formats import refuse_file
     from kakera.arch.registry import refuse_unserved
+    from kakera.arch.stored import read_config
     from kakera.plan.known import KNOWN
 
     if name.startswith(SCRIPTED):
@@ -81,21 +96,24 @@ def resolve_model(name: str) -> Model:
         shape = name.removeprefix(SPEC)
         return Model(name, directory_for(Path(shape).name, _config_of(shape), BUNDLED))
     if name == "mini":
-        return Model("mini", _complete(BUNDLED))
+        return Model("mini", whole(BUNDLED))
     path = Path(name).expanduser()
+    refuse_file(path)
     if path.is_dir():
-        refuse_unserved(_config_in(path))
-        return Model(path.resolve().name, _complete(path))
+        refuse_unserved(read_config(path))
+        return Model(path.resolve().name, whole(path))
     if name in KNOWN:
         refuse_unserved(KNOWN[name])
         raise UsageError(
             f"{name} is a shape without weights: give a directory or a Hugging Face repo id, or {SPEC}{name}, whose "
             f"weights are random, to measure speed and memory"
         )
-    repo = _repo_id(name)
-    reason = _unreachable(repo)
-    refuse_unserved(_remote_config(repo, offline=reason is not None))
-    return Model(name.rsplit("/", 1)[-1], _complete(_download(repo, reason)))
+    repository = named_repository(name)
+    found = _reached(repository)
+    if isinstance(found, Path):
+        refuse_unserved(read_config(found))
+        return Model(repository.name, found)
+    return Model(repository.name, pulled(found).path)
 
 
 def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
@@ -106,8 +124,11 @@ def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
 
 def read_shape(name: str) -> Shape:
     """Of anything that can be planned. Raises UsageError, CheckpointError."""
+    from kakera.arch.formats import refuse_file
     from kakera.arch.registry import load_spec, spec_of
     from kakera.arch.stored import read_config, stored_headers
+    from kakera.hub.disk import source_of
+    from kakera.hub.remote import Remote
     from kakera.plan.known import KNOWN
     from kakera.plan.weights import RANDOM_WEIGHTS
 
@@ -117,21 +138,16 @@ def read_shape(name: str) -> Shape:
         config = _config_of(name.removeprefix(SPEC))
         return Shape(spec_of(config, planned=True), config, None, name)
     path = BUNDLED if name == "mini" else Path(name).expanduser()
+    refuse_file(path)
     if not path.is_dir():
-        return _remote_shape(_repo_id(name))
+        found = _reached(named_repository(name))
+        if isinstance(found, Remote):
+            return _remote_shape(found)
+        path = found
     spec, config = load_spec(path, planned=True), read_config(path)
     stored = any(path.glob("*.safetensors*")) and RANDOM_WEIGHTS not in config
-    return Shape(spec, config, stored_headers(path, spec.names.beside) if stored else None, path.name or str(path))
-
-
-def _config_in(directory: Path) -> Any:
-    """What a config.json holds, None if it holds no JSON: `load_spec` says what is wrong with it."""
-    from kakera.arch.stored import read_config
-
-    try:
-        return read_config(directory)
-    except ValueError:
-        return None
+    headers = stored_headers(path, spec.names.beside) if stored else None
+    return Shape(spec, config, headers, path.name or str(path), source_of(path))
 
 
 def _config_of(shape: str) -> dict[str, Any]:
@@ -145,10 +161,12 @@ def _config_of(shape: str) -> dict[str, Any]:
     return config
 
 
-def _complete(path: Path) -> Path:
+def whole(path: Path) -> Path:
     """Name every missing file at once: a model without its tokenizer would start and answer nonsense."""
+    from kakera.arch.formats import refuse_directory
     from kakera.arch.stored import checkpoint_files
 
+    refuse_directory(path)
     missing = [file for file in _NEEDED if not (path / file).is_file()]
     if missing:
         raise CheckpointError(f"{path} lacks {' and '.join(missing)}: the model can not be served without")
@@ -156,87 +174,73 @@ def _complete(path: Path) -> Path:
     return path
 
 
-def _repo_id(name: str) -> str:
+def named_repository(name: str) -> Repository:
+    """Raises UsageError for what is no name of one."""
+    from kakera.hub.names import Repository
     from kakera.plan.known import KNOWN
 
-    if not _REPO_ID.fullmatch(name):
+    if (found := Repository.called(name)) is None:
         raise UsageError(
-            f"{name}: no such directory, and not a Hugging Face repo id (owner/name); `mini` is bundled, and "
-            f"`kakera plan` knows the shapes {', '.join(KNOWN)}"
+            f"{name}: no such directory, and not a Hugging Face repo id (owner/name or owner/name@revision); `mini` is "
+            f"bundled, and `kakera plan` knows the shapes {', '.join(KNOWN)}"
         )
-    return name
+    return found
 
 
-def _download(repo: str, reason: Exception | None) -> Path:
-    """The snapshot of a repo. What was downloaded before is enough when the hub can not be reached, for a `reason`."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repo, allow_patterns=_WANTED, local_files_only=reason is not None))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(_why(repo, reason or error)) from None
-
-
-def _remote_config(repo: str, *, offline: bool) -> Any:
-    """config.json of a repo, None if it can not be had: the download of the rest will say why."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+def _reached(repository: Repository) -> Remote | Path:
+    """What the hub has, or what was downloaded before when the hub can not be reached or refuses. Raises
+    CheckpointError, with the hub's reason, if there is neither, or only a part."""
+    from kakera.hub.disk import on_disk
+    from kakera.hub.remote import look
 
     try:
-        return json.loads(Path(hf_hub_download(repo, "config.json", local_files_only=offline)).read_text())
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError):
-        return None
+        return look(repository)
+    except CheckpointError as reason:
+        if (found := on_disk(repository)) is None:
+            raise
+        try:
+            return whole(found)
+        except CheckpointError as lacking:
+            raise CheckpointError(f"{reason}. Only a part of it is on this disk: {lacking}") from None
 
 
-def _unreachable(repo: str) -> Exception | None:
-    """One quick question to the hub: downloads retry for half a minute before they say that there is no network."""
-    from huggingface_hub import model_info
-
-    try:
-        model_info(repo, timeout=CONNECT_SECONDS)
-    except Exception as error:  # connection errors belong to the hub's HTTP library, and that changes by version
-        return error
-    return None
-
-
-def _remote_shape(repo: str) -> Shape:
-    """config.json and the safetensors headers of a repo: some hundred KB instead of gigabytes."""
-    from huggingface_hub import HfApi, get_safetensors_metadata, hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
-
+def needed(remote: Remote) -> tuple[list[str], dict[str, int]]:
+    """The files that serving needs, and the bytes that have still to come of those that are not on this disk. Raises
+    CheckpointError or Unserved, by the config and the headers, for what kakera does not serve."""
     from kakera.arch.registry import spec_of
-    from kakera.arch.stored import TensorHeader
+    from kakera.hub.download import absent
+    from kakera.hub.remote import needed_files, read_json
 
-    if (reason := _unreachable(repo)) is not None:
-        raise CheckpointError(_why(repo, reason))
-    try:
-        config = json.loads(Path(hf_hub_download(repo, "config.json")).read_text())
-        spec = spec_of(config, planned=True)
-        files = list(get_safetensors_metadata(repo).files_metadata.values())
-        for name in spec.names.beside:
-            with contextlib.suppress(EntryNotFoundError):
-                files.append(HfApi().parse_safetensors_file_metadata(repo, name))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(_why(repo, error)) from None
-    headers = [
-        TensorHeader(name, Path(repo), t.dtype, tuple(t.shape), begin, end - begin)
-        for file in files
-        for name, t in file.tensors.items()
-        for begin, end in [t.data_offsets]
-    ]
-    return Shape(spec, config, headers, f"{repo} (headers only, nothing downloaded)")
+    spec = spec_of(read_json(remote, "config.json"))
+    names = needed_files(remote, spec.names.beside)
+    if coming := absent(remote, names):
+        _remote_shape(remote)
+    return names, coming
 
 
-def _why(repo: str, error: Exception) -> str:
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+def pulled(remote: Remote, before: Callable[[int], None] | None = None) -> Pulled:
+    """From the cache, or downloaded once the disk was found to have room for it. `before` hears how many bytes will
+    come, and may raise. Raises as `needed`."""
+    from kakera.cli.progress import progress
+    from kakera.hub.download import check_room, fetch
+    from kakera.plan.table import gigabytes
 
-    if isinstance(error, GatedRepoError):
-        return f"{repo}: access needs an agreement on huggingface.co and a login (hf auth login)"
-    if isinstance(error, RepositoryNotFoundError):
-        return f"{repo}: huggingface.co has no such repository, or it is private (hf auth login)"
-    first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return (
-        f"{repo} could not be fetched from huggingface.co ({first}). Offline? Give a local model directory, or use "
-        f"`mini`, which needs no network"
-    )
+    names, coming = needed(remote)
+    check_room(remote, coming)
+    came = sum(coming.values())
+    if before and came:
+        before(came)
+    with progress(str(remote.repository), came, gigabytes) as advance:
+        path = fetch(remote, names, advance)
+    return Pulled(whole(path), sum(remote.files[name].bytes for name in names), came)
+
+
+def _remote_shape(remote: Remote) -> Shape:
+    """config.json and the safetensors headers of a repository: some hundred KB instead of gigabytes."""
+    from kakera.arch.registry import spec_of
+    from kakera.hub.remote import read_headers, read_json, weight_files
+
+    config = read_json(remote, "config.json")
+    spec = spec_of(config, planned=True)
+    headers = read_headers(remote, weight_files(remote, spec.names.beside))
+    return Shape(spec, config, headers, f"{remote.repository} (headers only, nothing downloaded)", remote.source)

@@ -15,7 +15,9 @@ from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 
 MEMORY = "Memory"
-MODEL_HELP = "A directory, a Hugging Face repo id, `mini`, scripted:FILE or spec:NAME."
+MODEL_HELP = (
+    "A directory, a Hugging Face repo id (owner/name or owner/name@revision), `mini`, scripted:FILE or spec:NAME."
+)
 ModelArgument = Annotated[
     str,
     typer.Argument(metavar="MODEL", help=MODEL_HELP),
@@ -36,7 +38,18 @@ CorsOption = Annotated[
     list[str] | None,
     typer.Option("--cors-origin", metavar="ORIGIN", help="Let this site's pages use the server. Repeatable."),
 ]
-NameOption = Annotated[str | None, typer.Option("--served-name", help="Model name that clients see.")]
+NameOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--served-name",
+        "--served-model-name",
+        metavar="NAME",
+        help="Model name that clients see. Repeatable: answers carry the first, requests may have any of them.",
+    ),
+]
+AnyNameOption = Annotated[
+    bool, typer.Option("--any-name", help="Answer to every model name. Default: 404 for a name that is not served.")
+]
 LevelOption = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
 KeepAliveOption = Annotated[
     int,
@@ -64,6 +77,10 @@ def _context(text: str) -> int:
         raise typer.BadParameter(f"{text!r} is no number of tokens; write 131072 or 128k") from None
 
 
+def _pool(text: str) -> int | str:
+    return "all" if text.strip().lower() == "all" else _context(text)
+
+
 def _option(name: str, help: str, **more: Any) -> Any:
     return typer.Option(name, help=help, rich_help_panel=MEMORY, **more)
 
@@ -87,11 +104,13 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "max_running": (
-        Annotated[int | None, _option("--max-running", "Requests that run at once. Default: up to 8.")],
+        Annotated[int | None, _option("--max-running", "Requests that run at once. Default: 1 to 8.")],
         None,
     ),
     "chunk": (
-        Annotated[int | None, _option("--chunk", "Most prompt tokens in one step. Default: 512 on a CPU, else 2048.")],
+        Annotated[
+            int | None, _option("--chunk", "Most prompt tokens in one step. Default: up to 512 on a CPU, else 2048.")
+        ],
         None,
     ),
     "kv": (Annotated[str, _option("--kv", "Codec of the KV cache: fp32, bf16 or int2.")], "int2"),
@@ -112,6 +131,37 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[str | None, _option("--host-cache", "Memory for the prefix cache, such as 2GB.", metavar="BYTES")],
         None,
     ),
+    "staging": (
+        Annotated[int | None, _option("--staging", "Checkpoints on their way to the host at once. Default: 2 or 1.")],
+        None,
+    ),
+    "embedding": (
+        Annotated[str, _option("--embedding", "Where its rows lie: auto, device, or host memory that is pinned.")],
+        "auto",
+    ),
+    "reserve": (
+        Annotated[
+            str | None,
+            _option(
+                "--reserve",
+                "Memory of each card that stays free beyond 4 %. Default: 0; 1GB under WSL2.",
+                metavar="BYTES",
+            ),
+        ],
+        None,
+    ),
+    "pool": (
+        Annotated[
+            Any,
+            _option(
+                "--pool",
+                "KV pages for so many tokens in all, or `all` that fit. Default: half of what is left over.",
+                parser=_pool,
+                metavar="TOKENS",
+            ),
+        ],
+        None,
+    ),
 }
 
 
@@ -120,7 +170,7 @@ def with_memory_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        command(wishes=_wishes({name: values.pop(name) for name in MEMORY_OPTIONS}), **values)
+        command(wishes=wishes_of({name: values.pop(name) for name in MEMORY_OPTIONS}), **values)
 
     own = inspect.signature(command, eval_str=True)
     kind = inspect.Parameter.KEYWORD_ONLY
@@ -129,17 +179,43 @@ def with_memory_options(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(name, kind, default=default, annotation=annotation)
         for name, (annotation, default) in MEMORY_OPTIONS.items()
     ]
-    wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return _signed(wrapper, parameters)
+
+
+def with_options_of(other: Callable[..., None]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command, in the place of its `**options`, the options of another one that it does not have itself."""
+
+    def of(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> None:
+            command(**values)
+
+        own = inspect.signature(command, eval_str=True).parameters
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters = [p.replace(kind=kind) for p in own.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        more = inspect.signature(other).parameters
+        return _signed(wrapper, parameters + [p.replace(kind=kind) for name, p in more.items() if name not in own])
+
+    return of
+
+
+def _signed(wrapper: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
+    """Typer reads what a command takes from its signature and its annotations."""
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
 
 
-def _wishes(values: dict[str, Any]) -> Wishes:
+def wishes_of(values: dict[str, Any]) -> Wishes:
+    """From the memory options as typer gives them. Raises UsageError."""
     from kakera.target.devices import parse_bytes
 
+    values = dict(values)
+
     assert set(values) == {field.name for field in fields(Wishes)}
-    if (text := values["host_cache"]) is not None:
-        values["host_cache"] = parse_bytes(text)
+    for name in ("host_cache", "reserve"):
+        if (text := values[name]) is not None:
+            values[name] = parse_bytes(text)
     if values["state_dtype"] not in (None, "fp32", "fp16"):
         raise UsageError(f"--state-dtype {values['state_dtype']}: choose fp32 or fp16")
     if (rotation := values["rotation"]) is not None and not Path(rotation).is_dir():

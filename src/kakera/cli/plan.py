@@ -16,8 +16,9 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
 
     from kakera.cli.model import shape_of
     from kakera.errors import PlanRefused
-    from kakera.plan.budget import cautions
-    from kakera.plan.planner import make_plan
+    from kakera.plan.cautions import cautions, uneven
+    from kakera.plan.costs import costs
+    from kakera.plan.planner import beside_wsl, make_plan
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
     from kakera.target.devices import resolve
@@ -32,13 +33,16 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
         else:
             typer.echo(str(refused))
         raise typer.Exit(refused.exit_status) from None
-    speed, notes = predict(made, machine, weights), cautions(made, machine)
+    speed, notes = predict(made, machine, weights), cautions(made, machine, wishes)
+    notes += uneven(made, speed, wishes, machine, weights)
+    chosen = costs(made, wishes, machine, weights)
+    other = beside_wsl(spec, wishes, machine, weights)
     if len(made.device_bytes) > 1:
         notes += ("kakera computes on one card so far: this is what several will take, its speeds are estimates",)
     if spec.unserved:
         notes += (spec.unserved,)
     if as_json:
-        _print_json(to_json(made, machine, speed, notes))
+        _print_json({**to_json(made, machine, speed, notes, chosen), "elsewhere": other and other.to_json()})
         return
     from rich.console import Console
 
@@ -49,6 +53,12 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     console.print(f"Weights: {weights.source}.", speed_line(speed, made, machine), style="dim")
     if made.placed:
         console.print(read_line(speed, made), style="dim")
+    if chosen:
+        console.print("What kakera chose, what it gives and what it costs (estimates):")
+        for cost in chosen:
+            console.print(f"  {cost.text}", soft_wrap=True)
+    if other is not None:
+        console.print(other.text, soft_wrap=True)
     for note in notes:
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
 

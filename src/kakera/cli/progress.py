@@ -17,29 +17,41 @@ QUIET_SECONDS = 60.0  # in a log, a minute without a word looks like a hang
 Advance = Callable[[int], None]
 
 
+def _count(number: int) -> str:
+    return f"{number:,}"
+
+
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Advance]:
+def progress(what: str, total: int, shown: Callable[[int], str] = _count) -> Iterator[Advance]:
     """Yields the function that moves a bar by so many; without a terminal a line tells of every tenth or minute."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    if not (console := Console(stderr=True)).is_terminal:
-        yield _lines(what, total)
+    if not total:
+        yield lambda more: None
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    if not (console := Console(stderr=True)).is_terminal:
+        yield _lines(what, total, shown)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda more: bar.advance(task, more)
+        task = bar.add_task(what, total=total, done=shown(0))
+
+        def advance(more: int) -> None:
+            bar.advance(task, more)
+            bar.update(task, done=f"{shown(int(bar.tasks[0].completed))} of {shown(total)}")
+
+        yield advance
 
 
-def _lines(what: str, total: int) -> Advance:
+def _lines(what: str, total: int, shown: Callable[[int], str]) -> Advance:
     done, told = 0, time.monotonic()
 
     def advance(more: int) -> None:
         nonlocal done, told
         before, done, now = done, done + more, time.monotonic()
         if done * 10 // total > before * 10 // total or now - told >= QUIET_SECONDS:
-            typer.echo(f"{what}: {done:,} of {total:,}", err=True)
+            typer.echo(f"{what}: {shown(done)} of {shown(total)}", err=True)
             told = now
 
     return advance

@@ -11,7 +11,7 @@ from kakera.cli.options import JsonOption
 
 
 def quantize(
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Directory of a 16 or 32 bit checkpoint.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="Directory or repo id of a 16 or 32 bit checkpoint.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="New directory, or that of an interrupted run.")],
     bits: Annotated[float, typer.Option("--bits", help="Mean bits per weight of the coded layers.")] = 2.5,
     format: Annotated[str, typer.Option("--format", help="escha or exl3.")] = "escha",
@@ -34,17 +34,27 @@ def quantize(
     if format not in ALLOWED_BITS:
         raise UsageError(f"--format {format}: choose {' or '.join(ALLOWED_BITS)}")
     where = device_called(device)
-    spec = load_spec(source)
+    path = source_directory(source)
+    spec = load_spec(path)
     overrides = dict(_kind_bits(item) for item in kind_bits or [])
     recipe = Recipe.for_bits(cast("Format", format), bits, spec, head_bits=head_bits, overrides=overrides, seed=seed)
     with console_progress() as progress:
-        summary = quantize_checkpoint(source, out, recipe, where, progress)
+        summary = quantize_checkpoint(path, out, recipe, where, progress)
     if as_json:
         import json
 
         typer.echo(json.dumps({"out": str(out), "format": format, **summary.as_json()}, indent=2))
     else:
         typer.echo(summary.table())
+
+
+def source_directory(name: str) -> Path:
+    """As it is, or the snapshot of a repository, which is downloaded."""
+    from kakera.cli.model import resolve_model
+    from kakera.hub.names import Repository
+
+    path = Path(name).expanduser()
+    return resolve_model(name).path if not path.is_dir() and Repository.called(name) else path
 
 
 def _kind_bits(item: str) -> tuple[str, int]:

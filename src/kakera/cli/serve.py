@@ -16,6 +16,7 @@ from kakera.cli.options import (
     DEFAULT_PORT,
     LEVELS,
     AllowedHostOption,
+    AnyNameOption,
     CorsOption,
     DrainOption,
     HostOption,
@@ -48,6 +49,7 @@ def serve(
     allowed_host: AllowedHostOption = None,
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
+    any_name: AnyNameOption = False,
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     drain_seconds: DrainOption = DEFAULT_DRAIN,
@@ -94,14 +96,15 @@ def serve(
     notifier = Notifier.from_environment()
     found = resolve_model(model)
     machine = resolve_to_compute(wishes.gpus)
-    name = served_name or found.name
+    aliases = tuple(dict.fromkeys(served_name or (found.name,)))
+    name = aliases[0]
     cards = len(machine.devices) if machine.target.has_cards and not found.scripted else 0
     claim = claim_for(cards, port, Holder(os.getpid(), f"{host}:{port}", name))
     check_port(host, port)
     warn_if_open(host, port, keys)
     if claim:
         wait_for(claim.left, device_bytes_used, say)
-    offered = served_model(found, served_name)
+    offered = served_model(found, aliases, any_name=any_name)
     recipe = recipe_for(found, wishes, say)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
@@ -167,8 +170,8 @@ def claim_for(cards: int, port: int, holder: Holder) -> Claim | None:
     """Locks on the port and on the cards. Raises UsageError naming who holds them."""
     import os
 
-    from kakera.cli.last_plan import state_directory
     from kakera.service.instance import claim, resources
+    from kakera.target.remembered import state_directory
 
     names = resources(cards, port, os.environ.get("CUDA_VISIBLE_DEVICES"))
     try:

@@ -16,6 +16,7 @@ from kakera.cli.options import (
     DEFAULT_PORT,
     MEMORY_OPTIONS,
     AllowedHostOption,
+    AnyNameOption,
     CorsOption,
     DrainOption,
     HostOption,
@@ -47,6 +48,7 @@ def install(
     allowed_host: AllowedHostOption = None,
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
+    any_name: AnyNameOption = False,
     log_level: LevelOption = DEFAULT_LEVEL,
     drain_seconds: DrainOption = DEFAULT_DRAIN,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
@@ -58,16 +60,18 @@ def install(
     from kakera.cli.serve import check_level, keys_of
     from kakera.service import systemd, wsl
     from kakera.service.unit import unit_text
+    from kakera.target.wsl import under_wsl
 
     check_level(log_level)
     keys = keys_of(api_key, None)
-    windows = wsl.under_wsl()
+    windows = under_wsl()
     if not dry_run:
         systemd.require_systemd(wsl=windows)
     found = resolve_model(model)
     key_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if keys else None
-    options = serve_options(found, model, host, port, key_file, served_name, log_level, wishes)
+    options = serve_options(found, model, host, port, key_file, served_name or [found.name], log_level, wishes)
     options += access_options(host, allowed_host or [], cors_origin or [])
+    options += ("--any-name",) if any_name else ()
     if drain_seconds != DEFAULT_DRAIN:
         options += ("--drain-seconds", f"{drain_seconds:g}")
     facts = facts_for(found, options, wishes, drain_seconds)
@@ -139,7 +143,7 @@ def serve_options(
     host: str,
     port: int,
     key_file: Path | None,
-    served_name: str | None,
+    names: list[str],
     log_level: str,
     wishes: Wishes,
 ) -> tuple[str, ...]:
@@ -150,8 +154,6 @@ def serve_options(
         "host": (host, DEFAULT_HOST),
         "port": (port, DEFAULT_PORT),
         "api-key-file": (key_file, None),
-        # the directory of a downloaded snapshot is a number, which nobody wants to see as a model's name
-        "served-name": (served_name or found.name, path.stem if found.scripted else path.name),
         "log-level": (log_level, DEFAULT_LEVEL),
     }
     for name, (_, default) in MEMORY_OPTIONS.items():
@@ -163,6 +165,9 @@ def serve_options(
     for name, (value, default) in given.items():
         if value != default:
             words += [f"--{name}", str(value)]
+    # the directory of a downloaded snapshot is a number, which nobody wants to see as a model's name
+    if names != [path.stem if found.scripted else path.name]:
+        words += [word for name in names for word in ("--served-name", name)]
     return tuple(words)
 
 
@@ -197,6 +202,7 @@ def write_private(path: Path, text: str) -> None:
 
 
 def _require() -> None:
-    from kakera.service import systemd, wsl
+    from kakera.service import systemd
+    from kakera.target.wsl import under_wsl
 
-    systemd.require_systemd(wsl=wsl.under_wsl())
+    systemd.require_systemd(wsl=under_wsl())

@@ -64,7 +64,10 @@ def write(directory: Path, config: dict[str, Any], bundled: Path, seed: int) -> 
             RANDOM_WEIGHTS: seed,
         },
         "tokenizer.json": tokenizer,
-        "tokenizer_config.json": {"eos_token": pattern["eos_token"]},
+        "tokenizer_config.json": {
+            "eos_token": pattern["eos_token"],
+            "added_tokens_decoder": {i: {"content": name} for name, i in ids.items()},
+        },
         "generation_config.json": {
             **{name: value for name, value in generation.items() if "token" not in name},
             "eos_token_id": ends,

@@ -132,7 +132,7 @@ class DiskTier:
         """Write what waits, for at most so long, and let another process write."""
         self._queue.put(None)
         self._thread.join(seconds)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _leaked(self) -> float:
         """What the day's budget has not forgotten yet."""

@@ -49,7 +49,7 @@ def load_cases(
     for number, case in enumerate(cases, 1):
         if missing := [key for key in ("id", "kind", "messages", "score") if key not in case]:
             raise UsageError(
-                f"{source}, case {number}: lacks {', '.join(missing)}; see docs/evaluation.md for the form"
+                f"{source}, case {number}: lacks {', '.join(missing)}; see docs/developers/evaluation.md for the form"
             )
     if repeated := [name for name, count in Counter(case["id"] for case in cases).items() if count > 1]:
         raise UsageError(f"{source}: several cases have the id {repeated[0]!r}; answers are told apart by it")

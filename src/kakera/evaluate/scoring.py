@@ -1,6 +1,6 @@
 """The rules that say whether an answer is right. Pure functions of the answer's text and the case's expectations.
 
-Source: the scoring rules of the reference model's evaluation suites (docs/evaluation.md states them).
+Source: the scoring rules of the reference model's evaluation suites (docs/developers/evaluation.md states them).
 """
 
 from __future__ import annotations

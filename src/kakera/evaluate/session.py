@@ -31,10 +31,11 @@ def open_engine(directory: Path, wishes: Wishes, *, escha_bias: bool = False) ->
 def open_reader(directory: Path) -> Reader:
     """What turns messages into prompts and tokens into answers. Raises UsageError for a base model."""
     tokenizer = Tokenizer.load(directory)
-    template = ChatTemplate.load(directory, tokenizer)
+    ends = load_spec(directory).eos
+    template = ChatTemplate.load(directory, tokenizer, ends)
     if template is None:
         raise UsageError(f"{directory} has no chat template: it is a base model, only ppl and kld can measure it")
-    return Reader(tokenizer, template, load_spec(directory).eos)
+    return Reader(tokenizer, template, ends)
 
 
 def open_forced(
@@ -56,8 +57,10 @@ def open_forced(
     check_cards(plan)
     device, dtype = plan.target.kind, DTYPES[plan.target.dtype]
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None
+    on_host = plan.embedding == "host"
     return Forced(
-        model or HybridModel.load(directory, dtype, device, escha_bias=escha_bias, draft=draft),
+        model
+        or HybridModel.load(directory, dtype, device, escha_bias=escha_bias, draft=draft, embedding_on_host=on_host),
         KVCache(plan.spec, plan.kv, plan.pages, 1, rotation, device, plan.chunk, dtype).backend,
         StatePool(plan.spec, 1, device, dtype),
         plan.chunk,

@@ -26,9 +26,10 @@ def load_weights(
     progress: Progress | None = None,
     *,
     draft: bool = False,
+    embedding_on_host: bool = False,
 ) -> ModelWeights:
     """Read and decode every tensor of the text model; of its draft layer only on request, since serving has no use
-    for it.
+    for it. `embedding_on_host`: of a GPU, its rows stay in host memory, where a kernel reads them.
 
     Raises CheckpointError naming what is missing or not expected (before anything is read), misshaped or damaged, or
     what kakera has no code for.
@@ -40,7 +41,7 @@ def load_weights(
     checkpoint.check_complete(tensors)
     linears = LinearReader.of(checkpoint, tensors, dtype, device)
     layers = _Layers(Loader(checkpoint, tensors, device, linears), RULES[spec.residual.kind])
-    embedding, head = linears.embedding_and_head()
+    embedding, head = linears.embedding_and_head(embedding_on_host)
     loaded = []
     for done, layer in enumerate(spec.layers, 1):
         loaded.append(layers.load(layer))

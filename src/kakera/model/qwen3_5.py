@@ -40,13 +40,13 @@ class HybridModel:
         *,
         escha_bias: bool = False,
         draft: bool = False,
+        embedding_on_host: bool = False,
     ) -> HybridModel:
-        """Read a model directory; `escha_bias` as in `Checkpoint.open`, `draft`: its draft layer too, if it has one.
-        Raises CheckpointError."""
-        checkpoint = Checkpoint.open(path, escha_bias=escha_bias)
-        return HybridModel(
-            checkpoint.spec, load_weights(checkpoint, dtype, torch.device(device), progress, draft=draft)
-        )
+        """Read a model directory; `escha_bias` as in `Checkpoint.open`, `draft`: its draft layer too, if it has one,
+        `embedding_on_host` as in `load_weights`. Raises CheckpointError."""
+        checkpoint, device = Checkpoint.open(path, escha_bias=escha_bias), torch.device(device)
+        weights = load_weights(checkpoint, dtype, device, progress, draft=draft, embedding_on_host=embedding_on_host)
+        return HybridModel(checkpoint.spec, weights)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: Attention, states: StatePool) -> Tensor:

@@ -20,6 +20,7 @@ from kakera.model.coded import CodedProjection, Int8Embedding, Int8Projection
 from kakera.model.linear import Embedding, EmbeddingMap, Linear, LinearMap, fused
 from kakera.ops.codec.coded import CodedLinear
 from kakera.ops.codec.hadamard import BLOCK
+from kakera.ops.host_rows import HostRows
 from kakera.ops.int8 import COLUMN_STEP, ROW_STEP
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.sizes import decoded_bytes
@@ -71,9 +72,12 @@ class LinearReader:
         q, k, v = (self.linear(part) for part in names)
         return fused([q.rows(rows[:, 0].flatten()), k, v, q.rows(rows[:, 1].flatten())]).packed()
 
-    def embedding_and_head(self) -> tuple[EmbeddingMap, LinearMap]:
-        """One table for both if the model is tied."""
+    def embedding_and_head(self, on_host: bool) -> tuple[EmbeddingMap, LinearMap]:
+        """One table for both if the model is tied. `on_host`: of a GPU, rows are read from the host's memory; a table
+        that is the head, too, is on the device in any case."""
         tied = self.tensors[LM_HEAD].alias != "" and not self.checkpoint.has(LM_HEAD)
+        if on_host and not tied:
+            return self._host_rows(), self._head()
         table = self._int8(EMBEDDING)
         if table is not None:
             embedding: EmbeddingMap = Int8Embedding(*table, self.dtype)
@@ -101,6 +105,14 @@ class LinearReader:
     def _head(self) -> LinearMap:
         table = self._int8(LM_HEAD)
         return Int8Projection(*table) if table is not None else self.projection([LM_HEAD])
+
+    def _host_rows(self) -> HostRows:
+        """As they are stored if that is int8, whatever their number; else in the model's dtype."""
+        rows, columns = self.tensors[EMBEDDING].shape
+        stored = self.checkpoint.int8_rows(EMBEDDING, rows, columns)
+        if stored is not None:
+            return HostRows(*stored, self.dtype, self.device)
+        return HostRows(self.checkpoint.linear(EMBEDDING, rows, columns, self.dtype), None, self.dtype, self.device)
 
     def _int8(self, name: str) -> tuple[Tensor, Tensor] | None:
         if not self.kernels or self._biases([name]) != [None]:

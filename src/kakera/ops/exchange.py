@@ -13,12 +13,11 @@ import mmap
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from kakera.errors import KakeraError
+from kakera.ops import mapped
 from kakera.ops.cuda.compiler import kernel
 from kakera.ops.norm import rms_norm
 
@@ -78,8 +77,6 @@ class Segment:
     """
 
     def __init__(self, path: Path, size: int, create: bool) -> None:
-        from cuda.bindings import driver
-
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         handle = os.open(path, flags, 0o600)
         try:
@@ -91,11 +88,7 @@ class Segment:
         _KEPT.append(self._map)
         self._words = (ctypes.c_uint32 * (size // 4)).from_buffer(self._map)
         self._host = ctypes.addressof(self._words)
-        torch.zeros(1, device="cuda")  # the device's context must be current
-        options = driver.CU_MEMHOSTREGISTER_PORTABLE | driver.CU_MEMHOSTREGISTER_DEVICEMAP
-        _check(driver.cuMemHostRegister(self._host, size, options))
-        (address,) = _check(driver.cuMemHostGetDevicePointer(self._host, 0))
-        self.address = int(address)
+        self.address = mapped.register(self._host, size)
 
     def word(self, index: int) -> int:
         """A 32-bit word as the host sees it now."""
@@ -107,9 +100,7 @@ class Segment:
     def close(self) -> None:
         """No kernel may use it any more. Without it the memory is registered until the process ends: what lies at its
         address next could not be."""
-        from cuda.bindings import driver
-
-        _check(driver.cuMemHostUnregister(self._host))
+        mapped.unregister(self._host)
 
 
 class _Launch(ctypes.Structure):
@@ -190,9 +181,3 @@ class Exchange:
 
 def _up(size: int) -> int:
     return -(-size // PAGE_BYTES) * PAGE_BYTES
-
-
-def _check(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    if int(result[0]) != 0:
-        raise KakeraError(f"host memory that both cards see can not be had: {result[0]!r}")
-    return result[1:]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kakera.arch.rope import Yarn
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -16,11 +18,22 @@ class Rotary:
     sin: Tensor
 
     @staticmethod
-    def at(positions_T: Tensor, rotary_dim: int, theta: float) -> Rotary:
-        """Angles are position / theta^(2 i / rotary_dim), multiplied in float32 as in training."""
-        steps = torch.arange(0, rotary_dim, 2, dtype=torch.float32, device=positions_T.device) / rotary_dim
-        angles = positions_T.float()[:, None, None] * (1.0 / theta**steps)
-        return Rotary(angles.cos(), angles.sin())
+    def at(positions_T: Tensor, frequencies_F: Tensor, scale: float = 1.0) -> Rotary:
+        """Angles are position x frequency, multiplied in float32 as in training. `scale` of cos and sin."""
+        angles = positions_T.float()[:, None, None] * frequencies_F
+        cos, sin = angles.cos(), angles.sin()
+        return Rotary(cos, sin) if scale == 1.0 else Rotary(cos * scale, sin * scale)
+
+
+def frequencies(rotary_dim: int, theta: float, yarn: Yarn | None = None) -> Tensor:
+    """1 / theta^(2 i / rotary_dim), float32 [rotary_dim / 2], stretched as `arch/rope.py` says; to the bit as
+    transformers' modeling_rope_utils has them."""
+    turns = theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    if yarn is None:
+        return 1.0 / turns
+    low, high = yarn.low, yarn.high if yarn.high != yarn.low else yarn.high + 0.001
+    kept = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return 1.0 / (yarn.factor * turns) * (1 - kept) + 1.0 / turns * kept
 
 
 def rotate(x_TXD: Tensor, rotary: Rotary) -> Tensor:

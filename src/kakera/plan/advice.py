@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from kakera.arch.shard import can_share
 from kakera.contract.grid import PAGE
-from kakera.plan.budget import LEAST_CONTEXT, Draft, draft
+from kakera.plan.budget import LEAST_CONTEXT, Draft
 from kakera.plan.plan import Wishes
+from kakera.plan.search import LEAST_CHUNK, draft, tightest
 from kakera.plan.sizes import margin
 from kakera.plan.table import as_text, gigabytes, memory_of, to_json
 from kakera.plan.weights import WeightBytes
@@ -17,7 +19,10 @@ from kakera.target.devices import Device, Machine
 from kakera.target.target import CUDA, Target
 
 WAYS = 3
-LEAST_CHUNK = 256  # below this, prefill is bound by reading the weights again and again
+OF_OPTIONS = 2  # of those, sets of options at most: the next is a shorter context, then hardware
+SMALL_CHUNKS = {512: 6, 256: 12}  # cost of a chunk; larger ones cost 2
+ADDED = 64 * 2**20  # bytes by which two changes together may give more than one and the other
+MOST_GB = 4096  # of a card that is looked for
 
 
 @dataclass(frozen=True)
@@ -31,11 +36,12 @@ class Way:
 
 @dataclass(frozen=True)
 class _Change:
-    """One option at one level."""
+    """One option at one level. `cost`: to the user, to compare; sums are those of changes together."""
 
     option: str
     field: str
     value: Any
+    cost: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,14 @@ class _Case:
     weights: WeightBytes
 
     def retry(self, *changes: _Change, machine: Machine | None = None) -> Draft:
-        wishes = replace(self.wishes, **{change.field: change.value for change in changes})
-        return draft(self.failed.plan.spec, wishes, machine or self.machine, self.weights)
+        return draft(self.failed.plan.spec, self._changed(changes), machine or self.machine, self.weights)
+
+    def tightest(self, *changes: _Change, machine: Machine | None = None) -> Draft:
+        """Whether it fits at all, at a hundredth of the time."""
+        return tightest(self.failed.plan.spec, self._changed(changes), machine or self.machine, self.weights)
+
+    def _changed(self, changes: Iterable[_Change]) -> Wishes:
+        return replace(self.wishes, **{change.field: change.value for change in changes})
 
 
 def refusal(failed: Draft, wishes: Wishes, machine: Machine, weights: WeightBytes) -> tuple[str, dict[str, Any]]:
@@ -90,61 +102,92 @@ def _change(gained: int) -> str:
 
 
 def find_ways(failed: Draft, wishes: Wishes, machine: Machine, weights: WeightBytes) -> list[Way]:
-    """At most three: single options in the order of what they cost the user, then all together, then hardware."""
+    """At most three: the cheapest changes of options, single or together; a shorter context; then hardware."""
     case = _Case(failed, wishes, machine, weights)
     options = list(_options(failed, wishes))
-    ways = [way for levels in options if (way := _first_level_that_fits(case, levels))]
-    ways += _shorter_context(case)
-    if not ways:
-        ways += _together(case, [levels[-1] for levels in options])
+    ways = [_way(case, _text(found), case.tightest(*found)) for found in _cheapest(case, options, [], OF_OPTIONS)]
+    ways += _shorter_context(case, options)
     return (ways + _hardware(case))[:WAYS]
 
 
 def _options(failed: Draft, wishes: Wishes) -> Iterator[list[_Change]]:
-    """Options with a level left, cheapest for the user first; the levels of each from mild to strong."""
+    """What was asked for and can be less, each from mild to strong. What was not asked for is as small as it goes."""
     plan = failed.plan
+    if wishes.embedding == "device" and not plan.target.one_memory and not plan.spec.tied:
+        yield [_Change("--embedding host", "embedding", "host", 1)]
+    if (wishes.staging or 1) > 1:
+        yield [_Change("--staging 1", "staging", 1, 1)]
     if plan.host_cache:
-        halves = (plan.host_cache >> n for n in range(1, plan.host_cache.bit_length()))
+        sizes = [(wishes.host_cache or 0) >> n for n in range(1, 64)]
         # less than a checkpoint is no cache at all
-        steps = [size // 2**20 * 2**20 for size in halves if size >= plan.checkpoint_bytes + plan.sink_bytes + 2**20]
-        yield [_Change(f"--host-cache {size // 2**20}MiB", "host_cache", size) for size in (*steps, 0)]
-    if plan.state_dtype == "fp32":
-        yield [_Change("--state-dtype fp16", "state_dtype", "fp16")]
+        steps = [size // 2**20 * 2**20 for size in sizes if size >= plan.checkpoint_bytes + plan.sink_bytes + 2**20]
+        smaller = [
+            _Change(f"--host-cache {size // 2**20}MiB", "host_cache", size, n) for n, size in enumerate(steps, 1)
+        ]
+        yield [*smaller, _Change("--host-cache 0MiB", "host_cache", 0, 10 + len(steps))]
+    if wishes.state_dtype == "fp32":
+        yield [_Change("--state-dtype fp16", "state_dtype", "fp16", 2)]
+    if wishes.reserve:
+        half = wishes.reserve // 2 // 10**6
+        yield [_Change(f"--reserve {half}MB", "reserve", half * 10**6, 5), _Change("--reserve 0", "reserve", 0, 8)]
+    if wishes.pool is not None:
+        yield [_Change("without --pool", "pool", None, 2)]
+    if wishes.chunk is not None:
+        sizes = [size for n in range(1, 10) if (size := plan.chunk >> n) >= LEAST_CHUNK and size % PAGE == 0]
+        if sizes:
+            yield [
+                _Change(f"--chunk {size}", "chunk", size, SMALL_CHUNKS.get(size, 2) + n) for n, size in enumerate(sizes)
+            ]
     if plan.kv.codec != "int2":
-        yield [_Change("--kv int2", "kv", "int2")]
-    chunks = [size for n in (1, 2, 3) if (size := plan.chunk >> n) >= LEAST_CHUNK and size % PAGE == 0]
-    if chunks:
-        yield [_Change(f"--chunk {chunk}", "chunk", chunk) for chunk in chunks]
-    slots = [n for n in (plan.slots // 2, plan.slots // 4, 1) if 1 <= n < plan.slots]
-    if wishes.max_running is not None and slots:
-        yield [_Change(f"--max-running {n}", "max_running", n) for n in slots]
+        yield [_Change("--kv int2", "kv", "int2", 6)]
+    if wishes.max_running is not None and plan.slots > 1:
+        fewer = [plan.slots >> n for n in range(1, plan.slots.bit_length())]
+        yield [_Change(f"--max-running {n}", "max_running", n, 8 * i) for i, n in enumerate(fewer, 1)]
 
 
-def _first_level_that_fits(case: _Case, levels: list[_Change]) -> Way | None:
-    for change in levels:
-        tried = case.retry(change)
-        if tried.fits:
-            return _way(case, change.option, tried)
-    return None
+def _cheapest(case: _Case, options: list[list[_Change]], always: list[_Change], most: int) -> list[tuple[_Change, ...]]:
+    """Up to `most` sets of changes that make it fit together with `always`, cheapest first; none contains another.
+
+    What each gives alone is added up to pass over those that can not suffice, and the rest is planned.
+    """
+    start = case.tightest(*always)
+    if not case.tightest(*always, *(levels[-1] for levels in options)).fits:
+        return []
+    alone = {change: case.tightest(*always, change) for levels in options for change in levels}
+    gains = {change: (tried.room - start.room, tried.host_room - start.host_room) for change, tried in alone.items()}
+    sets = (tuple(filter(None, each)) for each in product(*([None, *levels] for levels in options)))
+    found: list[tuple[_Change, ...]] = []
+    for changes in sorted(sets, key=lambda each: (sum(change.cost for change in each), len(each))):
+        fields = {change.field for change in changes}
+        if not changes or any({change.field for change in other} <= fields for other in found):
+            continue
+        room = start.room + sum(gains[change][0] for change in changes)
+        host_room = start.host_room + sum(gains[change][1] for change in changes)
+        if min(room, host_room) >= -ADDED and case.tightest(*always, *changes).fits:
+            found.append(changes)
+            if len(found) == most:
+                break
+    return found
 
 
-def _shorter_context(case: _Case, *others: _Change) -> list[Way]:
-    """The longest context that fits, if it is one that anybody would want."""
-    longest = case.retry(*others, _Change("", "context", None)).plan.context
+def _shorter_context(case: _Case, options: list[list[_Change]]) -> list[Way]:
+    """The longest context that fits, if it is one that anybody would want; with changes of options if it must be."""
+    free = _Change("", "context", None)
+    if case.tightest(free).fits:
+        others: tuple[_Change, ...] = ()
+    elif found := _cheapest(case, options, [free], 1):
+        others = found[0]
+    else:
+        return []
+    longest = case.retry(*others, free).plan.context
     if not min(LEAST_CONTEXT, case.failed.plan.context) <= longest < case.failed.plan.context:
         return []
-    change = _Change(f"--context {longest}", "context", longest)
-    tried = case.retry(*others, change)
-    return [_way(case, " ".join(c.option for c in (*others, change)), tried)] if tried.fits else []
+    changes = (*others, _Change(f"--context {longest}", "context", longest))
+    return [_way(case, _text(changes), case.tightest(*changes))] if case.retry(*changes).fits else []
 
 
-def _together(case: _Case, strongest: list[_Change]) -> list[Way]:
-    """Options added one by one until they fit; with a shorter context if they do not suffice."""
-    for count in range(2, len(strongest) + 1):
-        tried = case.retry(*strongest[:count])
-        if tried.fits:
-            return [_way(case, " ".join(change.option for change in strongest[:count]), tried)]
-    return _shorter_context(case, *strongest)
+def _text(changes: Iterable[_Change]) -> str:
+    return " ".join(change.option for change in changes)
 
 
 def _hardware(case: _Case) -> list[Way]:
@@ -152,18 +195,22 @@ def _hardware(case: _Case) -> list[Way]:
     failed, machine = case.failed, case.machine
     memory = _capacity(machine.ram_used + failed.host_need)
     if failed.plan.target.one_memory:
+        memory = _capacity(machine.ram_used + failed.host_need + failed.plan.reserve)
         whole = failed.plan.device_names == ("cpu",)
         more = f"a machine with at least {memory} GB of memory" if whole else f"more memory: --gpus cpu:{memory}GB"
-        return [Way(more, -failed.room), *_cards_instead(case)]
-    used = max(d.used for d in machine.devices)
+        cards = [way for count in (1, 2) if can_share(failed.plan.spec, count) for way in _cards_way(case, count)]
+        return [Way(more, -failed.room), *cards]
     if failed.room >= 0:
-        apart = sum(placed.part.on_device(CUDA, len(machine.devices)) for placed in failed.plan.placed if placed.host)
-        cards = _cards_way(case, len(machine.devices), _capacity(failed.need + apart + used)) if apart else []
-        return [Way(f"a machine with at least {memory} GB of memory", 0, -failed.host_room), *cards, *_more_cards(case)]
-    size = _capacity(failed.need + used)
-    ways = [*_cards_way(case, len(machine.devices), size), *_more_cards(case)]
+        larger = _cards_way(case, len(machine.devices)) if failed.plan.placed else []
+        return [
+            Way(f"a machine with at least {memory} GB of memory", 0, -failed.host_room),
+            *larger,
+            *_more_cards(case),
+        ]
+    ways = [*_cards_way(case, len(machine.devices)), *_more_cards(case)]
     if ways:
         return ways
+    size = _capacity(failed.need + failed.plan.reserve + max(d.used for d in machine.devices))
     names = ",".join(d.name for d in _cards(len(machine.devices), size))
     gained = size * 10**9 - min(d.bytes for d in machine.devices)
     text = f"larger cards (--gpus {names}) in a machine with at least {memory} GB of memory"
@@ -174,32 +221,32 @@ def _more_cards(case: _Case) -> list[Way]:
     devices, spec, ways = case.machine.devices, case.failed.plan.spec, []
     for count in range(len(devices) + 1, spec.kv_heads + 1):
         more = replace(case.machine, devices=tuple(devices[i % len(devices)] for i in range(count)))
-        if can_share(spec, count) and (tried := case.retry(machine=more)).fits:
-            ways.append(_way(case, f"{count} cards: --gpus {_names(more)}", tried))
+        if can_share(spec, count) and case.retry(machine=more).fits:
+            ways.append(_way(case, f"{count} cards: --gpus {_names(more)}", case.tightest(machine=more)))
     return ways
 
 
-def _cards_instead(case: _Case) -> list[Way]:
-    """One card or two that would hold the model which the CPU's memory can not."""
-    ways = []
-    for count in (1, 2):
-        if not can_share(case.failed.plan.spec, count):
-            continue
-        huge = replace(case.machine, target=CUDA, devices=_cards(count, 1000))
-        ways += _cards_way(case, count, _capacity(case.retry(_Change("", "max_running", 1), machine=huge).need))
-    return ways
-
-
-def _cards_way(case: _Case, count: int, size_gb: int) -> list[Way]:
-    machine = replace(case.machine, target=CUDA, devices=_cards(count, size_gb))
-    tried = case.retry(machine=machine)
-    if not tried.fits:
+def _cards_way(case: _Case, count: int) -> list[Way]:
+    """The smallest cards that hold it."""
+    one_memory = case.failed.plan.target.one_memory
+    low, high = 0, MOST_GB  # GB
+    while low + 1 < high:
+        middle = (low + high) // 2
+        fits = case.tightest(machine=_with_cards(case, count, middle)).fits
+        low, high = (low, middle) if fits else (middle, high)
+    machine = _with_cards(case, count, high)
+    if high == MOST_GB or not case.retry(machine=machine).fits:
         return []
-    if case.failed.plan.target.one_memory:
+    if one_memory:
         what = "one NVIDIA card instead of the CPU" if count == 1 else f"{count} NVIDIA cards instead of the CPU"
         return [Way(f"{what}: --gpus {_names(machine)}", -case.failed.room)]
     what = "a larger card" if count == 1 else "larger cards"
-    return [Way(f"{what}: --gpus {_names(machine)}", size_gb * 10**9 - min(d.bytes for d in case.machine.devices))]
+    return [Way(f"{what}: --gpus {_names(machine)}", high * 10**9 - min(d.bytes for d in case.machine.devices))]
+
+
+def _with_cards(case: _Case, count: int, size_gb: int) -> Machine:
+    """As `--gpus` with sizes: nobody else uses them. On what holds a part of the host's memory, all of it counts."""
+    return replace(case.machine, target=CUDA, devices=_cards(count, size_gb))
 
 
 def _cards(count: int, size_gb: int) -> tuple[Device, ...]:

@@ -1,11 +1,13 @@
-"""Shapes of well-known models by name, so that `kakera plan` works before anything is downloaded. No torch.
+"""Shapes of well-known models by name, so that `kakera plan` works before anything is downloaded, and the checkpoints
+that `kakera up` knows. No torch.
 
 Source of the numbers: the public config.json of each model; Escha's quantisation is that of its own repository, that of
-Qwen3.8-Flash-Next its smallest EXL3 build (2.05bpw_h4_ng4).
+Qwen3.8-Flash-Next its smallest EXL3 build (2.05bpw_h4_ng4). EXL3 builds of the 27B have a head of 6 bits.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 _FAMILY: dict[str, Any] = {
@@ -69,8 +71,16 @@ _FLASH_NEXT: dict[str, Any] = {
     "ngram_vocab_size_base": 20_000_000,
     "eos_token_id": 248044,
 }
+EXL3_BITS = (2.5, 3.0, 4.0)
 KNOWN: dict[str, dict[str, Any]] = {
     "qwen3.8-27b": {**_27B, "quantization_config": {"quant_method": "escha"}},
+    **{
+        f"qwen3.8-27b-exl3-{bits}bpw": {
+            **_27B,
+            "quantization_config": {"quant_method": "exl3", "bits": bits, "head_bits": 6},
+        }
+        for bits in EXL3_BITS
+    },
     "qwen3.8-27b-bf16": _27B,
     "qwen3.5-9b-bf16": _9B,
     "qwen3.8-flash-next": {
@@ -84,3 +94,36 @@ KNOWN: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint that somebody offers: `name` as on the command line, `shape` one of KNOWN (or `mini`, which comes
+    along), `bytes` to download. `unserved`: why kakera can not serve it yet, "" if it can."""
+
+    name: str
+    shape: str
+    bytes: int
+    about: str
+    unserved: str = ""
+
+
+# Best first. None of those on the hub has been run by kakera's developers: sizes and formats are their owners' words.
+PUBLISHED: tuple[Published, ...] = (
+    Published(
+        "turboderp/Qwen3.8-Flash-Next-exl3",
+        "qwen3.8-flash-next",
+        62_600_000_000,
+        "EXL3, 180B of which a token uses a few",
+        unserved="kakera can plan this architecture and not serve it yet",
+    ),
+    Published("EschaLabs/Qwen3.8-27B-Escha-W2", "qwen3.8-27b", 10_153_088_224, "Escha-W2, 27B dense, 2.5 bits"),
+    Published(
+        "EschaLabs/Qwen3.6-35B-A3B-Escha-W2",
+        "",
+        12_220_000_000,
+        "Escha-W2, 35B of which a token uses 3B",
+        unserved="kakera does not serve mixtures of experts yet",
+    ),
+    Published("mini", "mini", 0, "a test piece of 35M parameters that comes along: it finds facts and calls tools"),
+)

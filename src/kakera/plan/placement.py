@@ -6,6 +6,7 @@ What a token reads most of goes to the card first. Experts go there expert by ex
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from kakera.plan.plan import Place, PlanRow
@@ -32,6 +33,14 @@ def part_rows(placed: Placed) -> Iterator[PlanRow]:
         yield PlanRow(part.name, "host", placed.host, f"{which}, pinned{read}", "load")
 
 
+def wished(parts: Iterable[Part], embedding: str) -> tuple[Part, ...]:
+    """The parts with the places that `--embedding` leaves to the one of that name."""
+    return tuple(
+        replace(part, places=(embedding,)) if part.name == "embedding" and embedding in part.places else part
+        for part in parts
+    )
+
+
 def must(parts: Iterable[Part], target: Target) -> int:
     """Bytes on the device that no placement can do without: of a CPU, whose memory is one, all but what files keep."""
     return sum(part.decoded for part in parts if target.one_memory and "file" not in part.places)
@@ -39,7 +48,16 @@ def must(parts: Iterable[Part], target: Target) -> int:
 
 def place(parts: Iterable[Part], target: Target, ranks: int, room: int, host_room: int) -> tuple[Placed, ...]:
     """`room` on each device beyond what `must` be there, `host_room` on the host. What fits nowhere counts on the host,
-    which then lacks it."""
+    which then lacks it. Experts that are on the card lie on the host, too, only if that leaves room for the rest."""
+    found = _placed(parts, target, ranks, room, host_room, twice=True)
+    if sum(placed.host for placed in found) > host_room:
+        found = _placed(parts, target, ranks, room, host_room, twice=False)
+    return found
+
+
+def _placed(
+    parts: Iterable[Part], target: Target, ranks: int, room: int, host_room: int, twice: bool
+) -> tuple[Placed, ...]:
     found = []
     for part in sorted(parts, key=lambda p: -Fraction(p.read, p.bytes)):
         one = -(-part.on_device(target, ranks) // part.units)
@@ -49,14 +67,14 @@ def place(parts: Iterable[Part], target: Target, ranks: int, room: int, host_roo
             room -= placed.device if "file" in part.places else 0
         else:
             units = min(part.units, max(0, room) // one) if "device" in part.places else 0
-            placed = Placed(part, units, units * one, _on_host(part, units, host_room))
+            placed = Placed(part, units, units * one, _on_host(part, units, host_room, twice))
             room, host_room = room - placed.device, host_room - placed.host
         found.append(placed)
     return tuple(found)
 
 
-def _on_host(part: Part, units: int, room: int) -> int:
+def _on_host(part: Part, units: int, room: int, twice: bool) -> int:
     """All of it if there is room, so that other experts may take their turn on the card; else what the card lacks."""
     if units == part.units or ("file" in part.places and part.bytes > room):
         return 0
-    return part.bytes if part.bytes <= room else part.bytes * (part.units - units) // part.units
+    return part.bytes if twice and part.bytes <= room else part.bytes * (part.units - units) // part.units

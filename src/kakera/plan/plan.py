@@ -29,6 +29,10 @@ class Wishes:
     rotation: str | None = None
     state_dtype: StateDtype | None = None
     host_cache: int | None = None  # bytes
+    staging: int | None = None  # checkpoints on their way to the host at a time
+    embedding: Literal["auto", "device", "host"] = "auto"
+    reserve: int | None = None  # bytes of each device that stay free beyond the margin
+    pool: int | Literal["all"] | None = None  # tokens of all KV pages together, or all that fit
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ class Plan:
     page_bytes: int
     rows: tuple[PlanRow, ...]
     placed: tuple[Placed, ...] = ()  # weights that may lie apart from the others
+    staged: int | None = None  # checkpoints on their way to the host at a time; None: stored where they are computed
+    embedding: Place = "device"  # where its rows lie, if it is a table of its own
+    reserve: int = 0  # bytes of each device that stay free beyond the margin
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""
@@ -81,6 +88,9 @@ class Plan:
             rotation=self.rotation,
             state_dtype=self.state_dtype,
             host_cache=self.host_cache,
+            staging=self.staged,
+            embedding="auto" if self.placed else self.embedding,  # a part finds its place as the others do
+            reserve=self.reserve,
         )
 
     def total(self, place: Place) -> int:

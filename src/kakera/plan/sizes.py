@@ -12,7 +12,9 @@ from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.plan import gdn_plan
 from kakera.plan.kv_format import KvFormat
+from kakera.plan.plan import Plan
 from kakera.plan.prefill_plan import PrefillPlan
+from kakera.target.devices import Machine
 from kakera.target.target import MIB, StateDtype, Target
 
 SAMPLER_COPIES = 3  # logits, the same with penalties and masks, what is ranked of them at a time
@@ -32,6 +34,13 @@ MARGIN_SHARE, MARGIN_LEAST = 0.04, 384 * MIB
 def margin(capacity: int) -> int:
     """Bytes of a device or of the host that stay free."""
     return max(int(capacity * MARGIN_SHARE), MARGIN_LEAST)
+
+
+def left_over(plan: Plan, machine: Machine) -> int:
+    """Bytes of the device with least room that a plan has no use for, beyond what is kept free. Negative: too few."""
+    smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
+    taken = plan.total("device") + (plan.total("host") if plan.target.one_memory else 0)
+    return smallest.bytes - smallest.used - margin(smallest.bytes) - plan.reserve - taken
 
 
 def live_state_bytes(spec: ModelSpec, target: Target) -> int:

@@ -6,12 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from kakera.plan.plan import Place, Plan
-from kakera.plan.sizes import margin
+from kakera.plan.sizes import left_over, margin
 from kakera.target.devices import Machine
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from kakera.plan.costs import Cost
     from kakera.plan.speed import Speed
 
 
@@ -32,6 +33,10 @@ def as_rows(plan: Plan, machine: Machine) -> list[tuple[str, str, str, str]]:
     kept = "" if one else gigabytes(margin(machine.ram))
     near_the_end = "near the end the system swaps" if one else "drivers spill or slow down near the end"
     lines.append(("kept free", gigabytes(margin(smallest.bytes)), kept, near_the_end))
+    if plan.reserve:
+        lines.append(("reserve", gigabytes(plan.reserve), "", "kept free as well: --reserve, or WSL2's driver"))
+    if (spare := left_over(plan, machine)) >= 0:
+        lines.append(("left over", gigabytes(spare), "", "--pool all gives it to KV pages"))
     lines.append(("capacity", gigabytes(smallest.bytes), "" if one else gigabytes(machine.ram), _names(plan)))
     return lines
 
@@ -80,7 +85,9 @@ def as_table(plan: Plan, machine: Machine) -> Table:
     rows = as_rows(plan, machine)
     for i, (name, device, host, note) in enumerate(rows):
         cells = (name, device, note) if one else (name, device, host, note)
-        table.add_row(*cells, end_section=i == len(rows) - 5, style="bold" if name == "total" else None)
+        table.add_row(
+            *cells, end_section=rows[min(i + 1, len(rows) - 1)][0] == "total", style="bold" if name == "total" else None
+        )
     return table
 
 
@@ -109,7 +116,13 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
-def to_json(plan: Plan, machine: Machine, speed: Speed | None = None, cautions: tuple[str, ...] = ()) -> dict[str, Any]:
+def to_json(
+    plan: Plan,
+    machine: Machine,
+    speed: Speed | None = None,
+    cautions: tuple[str, ...] = (),
+    costs: tuple[Cost, ...] = (),
+) -> dict[str, Any]:
     """Everything an allocator or a script needs; bytes are integers. `fits` is true: refusals overwrite it."""
     places: tuple[Place, ...] = ("device", "host")
     return {
@@ -131,6 +144,11 @@ def to_json(plan: Plan, machine: Machine, speed: Speed | None = None, cautions: 
         "host_cache": plan.host_cache,
         "rows": [asdict(row) for row in plan.rows],
         "totals": {place: plan.total(place) for place in places},
+        "staging": plan.staged,
+        "embedding": plan.embedding,
+        "reserve_bytes": plan.reserve,
+        "left_over_bytes": max(0, left_over(plan, machine)),
+        "choices": [{**asdict(cost), "text": cost.text} for cost in costs],
         "estimated_speed": asdict(speed) if speed else None,
         "warnings": list(cautions),
     }
@@ -144,4 +162,6 @@ def summary(plan: Plan) -> str:
     return (
         f"plan: {places} {per}; context {plan.context} tokens, {plan.slots} running, "
         f"{plan.pages * 64} tokens of {plan.kv.codec} KV, {gigabytes(plan.host_cache)} prefix cache"
+        + (", embedding on the host" if plan.embedding == "host" else "")
+        + (f", {gigabytes(plan.reserve)} in reserve" if plan.reserve else "")
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kakera.arch.formats import refuse_tensors
 from kakera.arch.spec import EMBEDDING, OF_HEAD, ModelSpec
 from kakera.arch.stored import TensorHeader, read_config, stored_headers
 from kakera.arch.tensors import Place, Shard, Tensor
@@ -82,6 +83,10 @@ class WeightBytes:
     source: str
     parts: tuple[Part, ...] = ()
 
+    def without_embedding(self) -> WeightBytes:
+        """What stays on cards whose embedding lies on the host. A head tied to it is none."""
+        return replace(self, coded=self.coded - self.embedding, embedding=0)
+
     def on_device(self, target: Target, ranks: int) -> int:
         """Bytes on one device. A CPU is one rank."""
         if target.one_memory:
@@ -100,6 +105,7 @@ def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
     if RANDOM_WEIGHTS in (config := read_config(directory)):
         return from_config(spec, config)
     tensors = stored_headers(directory, spec.names.beside)
+    refuse_tensors(spec, tensors)
     return from_tensors(tensors, spec, source=f"{len(tensors)} tensors of {directory.name or directory}")
 
 

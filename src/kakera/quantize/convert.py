@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kakera.arch.spec import EMBEDDING
+from kakera.arch.stored import read_config
 from kakera.errors import CheckpointError, UsageError
 from kakera.ops.codec import codebook
 from kakera.ops.codec.hadamard import BLOCK
@@ -153,8 +153,7 @@ def _write_configs(
     if recipe.format == "exl3":
         write_json(out / "quantization_config.json", dialect.exl3_storage(recipe, modules))
     write_json(out / "quantization_report.json", summary.as_json())
-    config = json.loads((source / "config.json").read_text())
-    write_json(out / "config.json", {**config, "quantization_config": dialect.config(recipe, modules)})
+    write_json(out / "config.json", {**read_config(source), "quantization_config": dialect.config(recipe, modules)})
 
 
 def _search(table: Tensor, targets: Tensor, bits: int) -> Tensor:

@@ -23,7 +23,7 @@ UNFINISHED = ".unfinished"
 HEADER_BYTES_PER_TENSOR = 256  # generous: a name, a dtype, a shape and two offsets in JSON
 COMPANIONS = (
     *("tokenizer*", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
-    *("generation_config.json", "*preprocessor_config.json", "LICENSE*"),
+    *("additional_chat_templates/*.jinja", "generation_config.json", "*preprocessor_config.json", "LICENSE*"),
 )
 
 
@@ -108,7 +108,9 @@ def copy_companions(source: Path, out: Path) -> None:
     for pattern in COMPANIONS:
         for path in sorted(source.glob(pattern)):
             if path.is_file():
-                shutil.copyfile(path, out / path.name)
+                copy = out / path.relative_to(source)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, copy)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -91,10 +91,12 @@ def build_engine(
     dtype = dtype or DTYPES[target.dtype]
     tell = progress or (lambda stage, done, total: None)
     segments = None
-    if target.staged is not None and CacheSizes.of(plan).can_save:  # beside the loading: 8 GB take 5 s
+    if plan.staged is not None and CacheSizes.of(plan).can_save:  # beside the loading: 8 GB take 5 s
         told = partial(tell, PINNING)
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
-    model = HybridModel.load(directory, dtype, device, partial(tell, LOADING), escha_bias=escha_bias)
+    on_host = plan.embedding == "host"
+    told = partial(tell, LOADING)
+    model = HybridModel.load(directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host)
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
@@ -107,9 +109,9 @@ def build_engine(
     if model.capturable and kv.backend.capturable:  # all of a decode step is kernels
         graphs = DecodeGraphs(model, kv, states, tables)
     store: Store = HostStore(shape, kv.store, states)
-    if segments is not None and target.staged is not None:
+    if segments is not None and plan.staged is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
-        store = PinnedStore(shape, kv.store, states, sizes, segments.result(), target.staged, side)
+        store = PinnedStore(shape, kv.store, states, sizes, segments.result(), plan.staged, side)
     records = None
     if disk is not None:
         key = disk_key(directory, plan, str(dtype).removeprefix("torch."), escha_bias)

@@ -26,6 +26,7 @@ IDLE_BYTES = 64 * 2**20
 FIRST_BYTES_A_SECOND = 1e9  # of a disk that nothing was read from yet
 _WEIGHT = 0.25  # of the newest measurement
 QUEUE_SECONDS = 0.005  # between looks at a queue that is full
+PATIENCE_SECONDS = 10.0  # for a read, and four times what it should take: a drive that hangs holds nobody
 MOST_NOTICED = 4096  # checkpoints that wait for their pause
 _SEEN = 64  # nodes below a checkpoint that are looked through for a newer one
 
@@ -102,7 +103,7 @@ class DiskWork:
         for job, whole in ended.items():
             self._end(job, whole)
         for sequence in islice((each for each in waiting if not each.paused), LOOK_AHEAD):
-            if sequence.fetching and sequence.fetching not in self.cache.imports.live:
+            if sequence.fetching and (sequence.fetching not in self._begun or self._is_late(sequence.fetching)):
                 sequence.fetching = 0
             if not sequence.asked_disk and sequence.cached and not sequence.wants_echo:
                 sequence.asked_disk = True
@@ -111,10 +112,13 @@ class DiskWork:
     def _same(self, sequence: Sequence) -> int:
         """The import under way of a prefix of this request."""
         live = self.cache.imports.live.items()
-        return next((job for job, begun in live if sequence.keys[: begun.depth] == begun.keys), 0)
+        jobs = (job for job, begun in live if sequence.keys[: begun.depth] == begun.keys)
+        return next((job for job in jobs if not self._is_late(job)), 0)
 
     def _begin(self, sequence: Sequence) -> int:
         cache, sizes = self.cache, self.cache.sizes
+        if any(self._is_late(job) for job in self._begun):
+            return 0
         depth = depth_on_disk(cache.tree, self.tier, sequence.keys, len(sequence.tokens), sizes.windowed)
         match = self.admission.match(sequence)
         tokens = depth * PAGE - match.position
@@ -129,6 +133,11 @@ class DiskWork:
             return 0
         self._begun[begun.job] = self.clock(), count, tokens
         return begun.job
+
+    def _is_late(self, job: int) -> bool:
+        """Whoever waits for it goes on without; what comes later is kept."""
+        began, count, _ = self._begun[job]
+        return self.clock() - began > PATIENCE_SECONDS + 4 * count / self._speed
 
     def _end(self, job: int, whole: bool) -> None:
         began, count, tokens = self._begun.pop(job)

@@ -28,7 +28,7 @@ class Limits:
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:
-        staged = Limits.saves if plan.target.staged is None else plan.target.staged
+        staged = Limits.saves if plan.staged is None else plan.staged
         return Limits(
             plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab, saves=staged
         )

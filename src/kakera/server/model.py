@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from kakera.arch.documents import read_object
 from kakera.arch.registry import load_spec
 from kakera.chat.template import ChatTemplate
 from kakera.constrain.compiler import Compiler
 from kakera.errors import CheckpointError
+from kakera.hub.disk import source_of
+from kakera.hub.names import Source
 from kakera.text.tokenizer import Tokenizer
 
 
@@ -30,12 +32,9 @@ class SamplingDefaults:
     def load(directory: Path) -> SamplingDefaults:
         """Raises CheckpointError for values that are no numbers."""
         path = directory / "generation_config.json"
-        try:
-            config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-            fields = SamplingDefaults.__dataclass_fields__.values()
-            values: dict[str, Any] = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
-        except (ValueError, AttributeError) as error:
-            raise CheckpointError(f"{path}: not a JSON object ({error})") from None
+        config = read_object(path)
+        fields = SamplingDefaults.__dataclass_fields__.values()
+        values: dict[str, Any] = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
         for name, value in values.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise CheckpointError(f"{path}: {name} is {value!r}, which is not a number")
@@ -46,7 +45,8 @@ class SamplingDefaults:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """`vocab` is the width of the logits, `eos` the tokens that end an answer."""
+    """`vocab` is the width of the logits, `eos` the tokens that end an answer. Answers carry `name`, whichever of
+    `aliases`, or with `any_name` whatever name, a request had. `source`: where on the hub it comes from."""
 
     name: str
     tokenizer: Tokenizer
@@ -54,6 +54,9 @@ class ServedModel:
     vocab: int
     eos: tuple[int, ...]
     defaults: SamplingDefaults = SamplingDefaults()
+    aliases: tuple[str, ...] = ()
+    any_name: bool = False
+    source: Source | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -66,10 +69,14 @@ class ServedModel:
         """Raises CheckpointError naming the file that is missing or broken."""
         spec = load_spec(directory)
         tokenizer = Tokenizer.load(directory)
-        eos = spec.eos or (() if tokenizer.eos is None else (tokenizer.eos,))
-        template = ChatTemplate.load(directory, tokenizer)
-        return ServedModel(name, tokenizer, template, spec.vocab, eos, SamplingDefaults.load(directory))
+        template = ChatTemplate.load(directory, tokenizer, spec.eos)
+        defaults, source = SamplingDefaults.load(directory), source_of(directory)
+        return ServedModel(name, tokenizer, template, spec.vocab, spec.eos, defaults, source=source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.aliases)
 
     def answers_to(self, name: str | None) -> bool:
         """Clients without a choice of models leave the name out or say "default"."""
-        return name in (None, "default", self.name)
+        return self.any_name or name in (None, "default", *self.names)

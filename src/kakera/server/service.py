@@ -50,8 +50,10 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raises RequestRefused (404) for a model that is not served here."""
         if not self.model.answers_to(name):
+            names = " and ".join(map(repr, self.model.names))
             raise RequestRefused(
-                f"the model {name!r} is not served here; {self.model.name!r} is",
+                f"the model {name!r} is not served here; {names} {'are' if self.model.aliases else 'is'} (kakera serve "
+                "takes more names by --served-name, and every name by --any-name)",
                 status=404,
                 code="model_not_found",
                 param="model",

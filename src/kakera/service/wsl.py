@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-PROC_VERSION = Path("/proc/version")
 WINDOWS_BYTES = 6 * 10**9  # left to Windows
-
-
-def under_wsl(proc_version: Path = PROC_VERSION) -> bool:
-    try:
-        return "microsoft" in proc_version.read_text().lower()
-    except OSError:
-        return False
 
 
 def needs(memory_max: int, systemd: bool) -> list[str]:

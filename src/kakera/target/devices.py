@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 
 from kakera.errors import UsageError
-from kakera.target import cards
+from kakera.target import cards, wsl
+from kakera.target.remembered import proven_reserve
 from kakera.target.target import CPU, CUDA, Target
 
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -35,17 +36,20 @@ class Device:
     used: int = 0
     bandwidth: float | None = None  # bytes per second
     flops: float | None = None  # fp16 operations per second
+    driver: str | None = None  # version, of a card that was asked
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`devices` compute and hold weights and KV; `ram` is the host's memory (of a CPU the same memory)."""
+    """`devices` compute and hold weights and KV; `ram` is the host's memory (of a CPU the same memory). `reserve`:
+    bytes of a device that stay free beyond the usual margin, because its driver is known to take them."""
 
     target: Target
     devices: tuple[Device, ...]
     ram: int
     ram_used: int = 0
     warnings: tuple[str, ...] = ()
+    reserve: int = 0
 
 
 def parse_bytes(text: str) -> int:
@@ -65,13 +69,21 @@ def resolve(gpus: str) -> Machine:
     text = gpus.strip().lower()
     if text == "auto":
         found, warnings = detect_gpus()
-        return Machine(CUDA, found, total, used, warnings) if found else resolve("cpu")
+        return Machine(CUDA, found, total, used, warnings, _reserve(found)) if found else resolve("cpu")
     if text == "cpu":
         return Machine(CPU, (Device("cpu", total, used),), total, used)
     if text.startswith("cpu:"):
         return _part_of_host(text.removeprefix("cpu:").strip(), total)
     devices = tuple(_named(part.strip()) for part in text.split(","))
-    return Machine(CUDA, devices, total, used)
+    return Machine(CUDA, devices, total, used, reserve=_reserve(devices))
+
+
+def _reserve(devices: tuple[Device, ...]) -> int:
+    """Under WSL2 what was proven to be enough, for the card that needs most, or a safe figure."""
+    if not wsl.under_wsl():
+        return 0
+    proven = [proven_reserve(device.name, device.driver) for device in devices]
+    return max(wsl.RESERVE if found is None else found for found in proven)
 
 
 def resolve_to_compute(gpus: str) -> Machine:
@@ -162,6 +174,13 @@ def _card_called(name: str, every: list[Any], nvml: Any) -> Any:
     return next((card for card, uuid in zip(every, uuids, strict=False) if _text(uuid).startswith(name)), None)
 
 
+def _driver(nvml: Any) -> str | None:
+    try:
+        return _text(nvml.nvmlSystemGetDriverVersion())
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
 def _text(raw: bytes | str) -> str:
     """Older bindings give bytes."""
     return raw.decode() if isinstance(raw, bytes) else raw
@@ -172,7 +191,7 @@ def _detected(index: int, handle: object) -> tuple[Device, str]:
 
     name = _text(pynvml.nvmlDeviceGetName(handle))
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    device = Device(name, int(memory.total), int(memory.used))
+    device = Device(name, int(memory.total), int(memory.used), driver=_driver(pynvml))
     if card := cards.find(name):
         device = replace(device, bandwidth=card.bandwidth_gbs * 1e9, flops=card.fp16_tflops * 1e12)
     if device.used <= DESKTOP_BYTES:

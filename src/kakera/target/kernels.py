@@ -14,6 +14,7 @@ from kakera.target.target import Target
 
 OLDEST = (8, 0)  # compute capability: m16n8k16 products
 EIGHT = 8  # channels of a load of 16 bytes
+SIXTEEN = 16  # the same of int8 rows
 WIDEST = 8192  # input channels that a thread block holds in registers
 FEW_ROWS, FEW_CHANNELS = 32, 256  # a block of dense_few.cu reads 8 rows for one channel; more is a library's business
 MOST_BLOCKS = 65535  # of a grid's second side
@@ -60,6 +61,11 @@ def keeps_codes(target: Target, dtype: Dtype | None) -> bool:
 def serves_small_linear(rows: int, inputs: int, outputs: int, dtype: Dtype | None) -> bool:
     """Whether a kernel of ours multiplies a plain 16-bit weight."""
     return 0 < rows <= FEW_ROWS and outputs <= FEW_CHANNELS and _loads(inputs, dtype) and inputs <= WIDEST
+
+
+def serves_host_rows(channels: int, dtype: Dtype | None) -> bool:
+    """Whether rows of a table in host memory are looked up where they lie, int8 or 16-bit."""
+    return channels % SIXTEEN == 0 and is_half(dtype)
 
 
 def serves_add_norm(rows: int, channels: int, dtype: Dtype | None) -> bool:

@@ -18,6 +18,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as BpeTokenizer
 
+from kakera.arch.documents import read_object
+from kakera.arch.end_tokens import name_in
 from kakera.contract.request import packed
 from kakera.errors import CheckpointError
 from kakera.text.slices import SLICE, slices
@@ -97,11 +99,17 @@ class Tokenizer:
 
     @staticmethod
     def load(directory: Path) -> Tokenizer:
-        """Read tokenizer.json and tokenizer_config.json. Raises CheckpointError naming a file that is missing."""
-        config = directory / "tokenizer_config.json"
-        eos = _read_json(config).get("eos_token") if config.is_file() else None
-        document = _read_json(directory / "tokenizer.json")
-        return Tokenizer(document, eos["content"] if isinstance(eos, dict) else eos)
+        """Read tokenizer.json and tokenizer_config.json. Raises CheckpointError for one missing or damaged."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: without it no text can be read; copy it from the original model")
+        end = name_in(read_object(directory / "tokenizer_config.json").get("eos_token"))
+        try:
+            return Tokenizer(read_object(path), end)
+        except CheckpointError:
+            raise
+        except Exception as error:  # the library's own errors have no type
+            raise CheckpointError(f"{path} is no tokenizer that can be read ({error!r})") from None
 
     @property
     def vocab(self) -> int:
@@ -215,16 +223,6 @@ class Tokenizer:
         """Text of a whole token list; bytes that are no UTF-8 become U+FFFD."""
         kept = (t for t in tokens if not (skip_control and t in self._control))
         return b"".join(map(self.token_bytes, kept)).decode("utf-8", "replace")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing: without it no text can be read; copy it from the original model")
-    try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise CheckpointError(f"{path}: not valid JSON ({error})") from None
-    return document
 
 
 def _token_bytes(vocab: dict[str, int], added: list[AddedToken]) -> dict[int, bytes]:

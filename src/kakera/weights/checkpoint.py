@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kakera.arch.formats import refuse_tensors
 from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
 from kakera.arch.weigh import Entry
@@ -57,8 +58,10 @@ class Checkpoint:
         missing or damaged, or if there are no such biases to add.
         """
         spec = load_spec(directory)
+        tensors = synthetic.tensors_of(directory, spec) or stored_tensors(directory, spec.names.beside)
+        refuse_tensors(spec, tensors)
         modules: dict[str, Leaves] = {}
-        for stored in synthetic.tensors_of(directory, spec) or stored_tensors(directory, spec.names.beside):
+        for stored in tensors:
             module, _, leaf = spec.names.canonical(stored.name).rpartition(".")
             modules.setdefault(module, Leaves(module)).add(leaf, stored)
         if escha_bias and not any(escha.MARK in leaves and "bias" in leaves for leaves in modules.values()):

@@ -15,7 +15,7 @@ from kakera.kv.batch import Batch
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights
 from kakera.ops.heads import ProjectedHeads
-from kakera.ops.rotary import Rotary
+from kakera.ops.rotary import Rotary, frequencies
 
 Attend = Callable[[ProjectedHeads], Tensor]  # -> o_TI, gated
 
@@ -25,18 +25,20 @@ class FullAttention:
 
     capturable = True  # as far as it goes: the rest is the backend's
 
-    def __init__(self, spec: ModelSpec, layers: Sequence[AttentionWeights]):
-        self._spec, self._layers = spec, layers
+    def __init__(self, spec: ModelSpec, layers: Sequence[AttentionWeights], device: torch.device):
+        self._spec, self._layers, yarn = spec, layers, spec.attention.yarn
+        self._frequencies_F = frequencies(spec.rotary_dim, spec.rope_theta, yarn).to(device)
+        self._scale = 1.0 if yarn is None else yarn.scale
 
     def plan(self, batch: Batch, attention: Attention, states: StatePool) -> _Pass:
-        rotary = Rotary.at(batch.positions_T, self._spec.rotary_dim, self._spec.rope_theta)
+        rotary = Rotary.at(batch.positions_T, self._frequencies_F, self._scale)
         return _Pass(self._spec, self._layers, rotary, attention.plan(batch), batch.decode_tokens)
 
 
 def build(
     spec: ModelSpec, layers: Sequence[AttentionWeights], device: torch.device, dtype: torch.dtype
 ) -> FullAttention:
-    return FullAttention(spec, layers)
+    return FullAttention(spec, layers, device)
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,6 @@ async def count(body: CountBody, service: Service) -> int:
 class MessagesReply(Reply):
     """A generation as a message, whole or in events. `cut`: the context leaves less room than was asked for."""
 
-    ping = event({"type": "ping"}, "ping")
-
     def __init__(self, generation: Generation, model: str, cut: bool):
         self._generation = generation
         self._model = model
@@ -73,6 +71,9 @@ class MessagesReply(Reply):
         blocks = [shown for block in answer.blocks if (shown := content_block(block)) is not None]
         message = self._message(self._generation.usage, self._generation.reasoning_tokens)
         return {**message, "content": blocks, **self._stop(answer.last)}
+
+    def still_works(self) -> str:
+        return event({"type": "ping"}, "ping")
 
     async def stream(self) -> AsyncGenerator[str]:
         answer = Answer()

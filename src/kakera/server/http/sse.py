@@ -46,13 +46,15 @@ class Reply(ABC):
     """What a dialect makes of a request. One of `whole` and `stream` is called, once. A stream shows that it still
     works, and that it failed, as OpenAI's do, unless its dialect has other ways."""
 
-    ping = ": still working\n\n"
-
     @abstractmethod
     async def whole(self) -> dict[str, Any]: ...
 
     @abstractmethod
     def stream(self) -> AsyncGenerator[str]: ...
+
+    def still_works(self) -> str:
+        """Sent between two chunks when none came for a while."""
+        return ": still working\n\n"
 
     def failed(self, error: Exception) -> str:
         """The last events of a stream that an error ended."""
@@ -130,7 +132,7 @@ class EventStream(Response):
             if self._left.done():
                 return
             if not self._next.done():
-                await _send(send, self._reply.ping)
+                await _send(send, self._reply.still_works())
                 continue
             try:
                 chunk = self._next.result()

@@ -20,9 +20,9 @@ def text_routes(service: Service) -> APIRouter:
     router = APIRouter(route_class=JsonRoute)
     model = service.model
 
-    def model_object() -> Model:
+    def model_object(name: str) -> Model:
         return {
-            "id": model.name,
+            "id": name,
             "object": "model",
             "created": model.created,
             "owned_by": "kakera",
@@ -31,12 +31,12 @@ def text_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def models() -> Models:
-        return {"object": "list", "data": [model_object()]}
+        return {"object": "list", "data": [model_object(name) for name in model.names]}
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Model:
         service.check_model(name)
-        return model_object()
+        return model_object(name if name in model.names else model.name)
 
     async def tokens_of(body: TokenizeBody) -> list[int]:
         limits = service.engine.limits

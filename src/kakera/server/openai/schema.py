@@ -115,6 +115,21 @@ class ChatMessage(Body):
     tool_calls: Items[Any] | None = None
 
 
+class Reasoning(Body):
+    """OpenRouter's spelling of the wishes about thinking."""
+
+    effort: Effort | None = None
+    max_tokens: int | None = Field(None, ge=0, le=MANY)
+    enabled: bool | None = None
+
+
+class Thinking(Body):
+    """DeepSeek's and GLM's, after Anthropic's."""
+
+    type: str | None = None
+    budget_tokens: int | None = Field(None, ge=0, le=MANY)
+
+
 class ChatBody(GenerationBody):
     """`functions` and `function_call` are what `tools` and `tool_choice` were called once, and become those."""
 
@@ -144,6 +159,8 @@ class ChatBody(GenerationBody):
     reasoning_effort: Effort | None = None
     thinking_budget: int | None = Field(None, ge=0, le=MANY)
     enable_thinking: bool | str | None = None
+    reasoning: Reasoning | None = None
+    thinking: Thinking | None = None
     return_progress: bool | None = None  # llama.cpp's: a stream's chunks tell how far the prompt is read
 
     @property
@@ -172,6 +189,23 @@ class ChatBody(GenerationBody):
                 self.tool_choice = NamedToolChoice(type="function", function=choice)
             else:
                 self.tool_choice = choice
+        return self
+
+    @model_validator(mode="after")
+    def _other_spellings_of_thinking(self) -> ChatBody:
+        """Dropped, they would change the answer. Our own fields win."""
+        theirs: list[tuple[bool, Effort | None, int | None]] = []  # switched off, effort, tokens
+        if (reasoning := self.reasoning) is not None:
+            theirs.append((reasoning.enabled is False, reasoning.effort, reasoning.max_tokens))
+        if (thinking := self.thinking) is not None:
+            theirs.append((thinking.type == "disabled", None, thinking.budget_tokens))
+        for off, effort, tokens in theirs:
+            if self.enable_thinking is None and off:
+                self.enable_thinking = False
+            if self.reasoning_effort is None:
+                self.reasoning_effort = effort
+            if self.thinking_budget is None:
+                self.thinking_budget = tokens
         return self
 
     @model_validator(mode="after")

@@ -52,6 +52,9 @@ class ModelInfo(TypedDict):
     is_generation: Literal[True]
     preferred_sampling_params: None
     max_model_len: int
+    repository: str | None
+    revision: str | None
+    commit: str | None
 
 
 @closed

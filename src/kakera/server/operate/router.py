@@ -33,13 +33,18 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
     @router.get("/get_model_info")
     @router.get("/model_info")
     async def model_info() -> ModelInfo:
-        """`model_path` is the served name: a router compares it with what clients send."""
+        """`model_path` is the served name: a router compares it with what clients send. Where the model comes from is
+        null for a directory."""
+        source = service.model.source
         return {
             "model_path": name,
             "tokenizer_path": name,
             "is_generation": True,
             "preferred_sampling_params": None,
             "max_model_len": service.engine.limits.context,
+            "repository": source.repository if source else None,
+            "revision": source.revision if source else None,
+            "commit": source.commit if source else None,
         }
 
     @router.get("/get_server_info")

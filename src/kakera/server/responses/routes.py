@@ -107,6 +107,12 @@ class ResponsesReply(Reply):
         response = self._ended()
         yield self._event({"type": f"response.{response['status']}", "response": response})
 
+    def still_works(self) -> str:
+        """An event: Codex gives a stream up whose events rest for five minutes, whatever comments it sends."""
+        if self._sequence == 0:
+            return self._begin()
+        return self._event({"type": "response.in_progress", "response": self._response("in_progress")})
+
     def failed(self, error: Exception) -> str:
         _, body = describe(error)
         shown = {"code": body["error"]["code"], "message": body["error"]["message"]}

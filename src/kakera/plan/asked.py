@@ -1,0 +1,55 @@
+"""What was asked for: refused at start where it could only fail later, and the KV format that it means. No torch."""
+
+from __future__ import annotations
+
+from kakera.arch.shard import can_share
+from kakera.arch.spec import ModelSpec
+from kakera.contract.grid import PAGE
+from kakera.errors import UsageError
+from kakera.plan.kv_format import KvFormat
+from kakera.plan.plan import Wishes
+from kakera.target.devices import Machine
+
+
+def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
+    """Raises UsageError."""
+    if wishes.kv not in ("fp32", "bf16", "int2"):
+        raise UsageError(f"--kv {wishes.kv}: unknown KV codec; choose fp32, bf16 or int2")
+    kv_format(spec, wishes).check(spec.head_dim)
+    if wishes.kv_window % PAGE:
+        raise UsageError(f"--kv-window {wishes.kv_window}: must be a multiple of {PAGE} tokens")
+    if wishes.context is not None and not 1 < wishes.context <= spec.max_positions:
+        raise UsageError(f"--context {wishes.context}: this model takes 2 to {spec.max_positions} tokens")
+    if wishes.max_running is not None and wishes.max_running < 1:
+        raise UsageError(f"--max-running {wishes.max_running}: at least one request must run")
+    if wishes.chunk is not None and (wishes.chunk < PAGE or wishes.chunk % PAGE):
+        raise UsageError(f"--chunk {wishes.chunk}: must be a multiple of {PAGE} tokens")
+    if wishes.state_dtype not in (None, "fp32", "fp16"):
+        raise UsageError(f"--state-dtype {wishes.state_dtype}: choose fp32 or fp16")
+    if wishes.host_cache is not None and wishes.host_cache < 0:
+        raise UsageError(f"--host-cache {wishes.host_cache}: must not be negative")
+    if wishes.embedding not in ("auto", "device", "host"):
+        raise UsageError(f"--embedding {wishes.embedding}: choose auto, device or host")
+    if wishes.staging is not None and not 1 <= wishes.staging <= MOST_STAGED:
+        raise UsageError(f"--staging {wishes.staging}: 1 to {MOST_STAGED} checkpoints may be on their way at a time")
+    if wishes.reserve is not None and wishes.reserve < 0:
+        raise UsageError(f"--reserve {wishes.reserve}: must not be negative")
+    if isinstance(wishes.pool, str) and wishes.pool != "all":
+        raise UsageError(f"--pool {wishes.pool}: a number of tokens, or all")
+    if isinstance(wishes.pool, int) and wishes.pool < max(PAGE, wishes.context or 0):
+        raise UsageError(
+            f"--pool {wishes.pool}: must hold one request of the longest context, {wishes.context or PAGE}"
+        )
+    if wishes.gpus != "auto" and not can_share(spec, len(machine.devices)):
+        raise UsageError(
+            f"{len(machine.devices)} cards can not share {spec.kv_heads} KV heads evenly; "
+            f"this model runs on {', '.join(str(n) for n in range(1, spec.kv_heads + 1) if can_share(spec, n))} cards"
+        )
+
+
+MOST_STAGED = 8  # a step saves no more than a few
+
+
+def kv_format(spec: ModelSpec, wishes: Wishes) -> KvFormat:
+    group = wishes.kv_group if wishes.kv_group is not None else min(256, spec.head_dim)
+    return KvFormat(wishes.kv, group=group, window_pages=wishes.kv_window // PAGE)  # type: ignore[arg-type]
