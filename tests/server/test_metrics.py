@@ -108,7 +108,10 @@ def test_routers_learn_model_sizes_and_load(live):
 def test_flushing_is_a_post_that_says_what_it_freed(live):
     assert live.http.get("/flush_cache").status_code == 405
     answer = live.http.post("/flush_cache")
-    assert answer.json() == {"success": True, "pages": 3, "checkpoints": 1, "host_bytes": 5}
+    freed = {"success": True, "pages": 3, "checkpoints": 1, "host_bytes": 5, "disk_bytes": 0}
+    assert answer.json() == freed
+    assert live.http.post("/flush_cache", json={"disk": True}).json() == {**freed, "disk_bytes": 7}
+    assert live.http.post("/flush_cache", json={"disk": "yes"}).status_code == 400
 
 
 def test_a_key_guards_the_routers_routes_but_not_metrics(serve):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kakera.cache.announced import Announced
@@ -63,10 +64,12 @@ class LocalEngine:
         unseen, self._unseen = self._unseen, []
         return unseen
 
-    def flush(self) -> Flushed:
+    def flush(self, disk: bool = False) -> Flushed:
         """See Engine.flush. The host's memory is free when this returns."""
         flushed, plan = self.scheduler.flush()
         self.runner.execute(plan)
+        if disk and self.scheduler.disk is not None:
+            return replace(flushed, disk_bytes=self.scheduler.disk.purge())
         return flushed
 
     def publish(self, publisher: Publisher) -> None:

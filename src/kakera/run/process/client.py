@@ -179,13 +179,13 @@ class EngineClient:
         if request_id in self._streams and not self._dead.is_set():
             self._socket.send(encode(Abort(request_id)))
 
-    async def flush(self) -> Flushed:
+    async def flush(self, disk: bool = False) -> Flushed:
         """See AsyncEngine.flush."""
         if self._dead.is_set():
             raise EngineDied(self._death_text())
         answer: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
         self._flushes.append(answer)
-        await self._socket.send(encode(Flush()))
+        await self._socket.send(encode(Flush(disk)))
         return await answer
 
     async def close(self) -> None:

@@ -122,8 +122,8 @@ def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
                 engine.allow(request_id, tokens)
             case Abort(request_id):
                 engine.abort(request_id)
-            case Flush():
-                socket.send(encode(FlushDone(engine.flush(), engine.stats())))
+            case Flush(disk):
+                socket.send(encode(FlushDone(engine.flush(disk), engine.stats())))
 
 
 def settle() -> None:

@@ -120,6 +120,7 @@ class FlushAnswer(TypedDict):
     pages: int
     checkpoints: int
     host_bytes: int
+    disk_bytes: int
 
 
 MemoryState = Literal["ok", "near", "over"]

@@ -22,6 +22,10 @@ from kakera.server.operate.answers import DrainAnswer, FlushAnswer, Load, Loads,
 from kakera.server.service import Service
 
 
+class FlushBody(Body):
+    disk: bool = False
+
+
 class DrainBody(Body):
     seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
 
@@ -92,14 +96,16 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
         return [{"dp_rank": 0, "num_reqs": total, "num_waiting_reqs": waiting, "num_tokens": tokens}]
 
     @router.post("/flush_cache")
-    async def flush_cache() -> FlushAnswer:
-        """Forget every cached prefix that no running request holds. Never refused, and harms no request."""
-        flushed = await service.engine.flush()
+    async def flush_cache(body: FlushBody | None = None) -> FlushAnswer:
+        """Forget every cached prefix that no running request holds; with `disk` this model's on the disk, too. Never
+        refused, and harms no request."""
+        flushed = await service.engine.flush(body is not None and body.disk)
         return {
             "success": True,
             "pages": flushed.pages,
             "checkpoints": flushed.checkpoints,
             "host_bytes": flushed.host_bytes,
+            "disk_bytes": flushed.disk_bytes,
         }
 
     # not in /openapi.json, of which programs try every route
