@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from kakera.contract.cached import PagesRemoved
+from kakera.contract.cached import PagesRemoved, PagesStored
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.errors import UsageError
@@ -138,6 +138,13 @@ def test_a_router_knows_what_a_worker_can_hit_also_after_gaps_flushes_and_restar
     for each in (router, late):
         each.close()
     empty._publisher.close()
+
+
+def test_a_batch_is_no_larger_than_routers_take(monkeypatch):
+    monkeypatch.setattr(kv_events, "BATCH_TOKENS", 3 * PAGE)
+    monkeypatch.setattr(kv_events, "BATCH_EVENTS", 2)
+    events = [PagesStored((bytes(16),) * n, None, bytes(n * PAGE * 4), "GPU") for n in (2, 1, 1, 9, 1)]
+    assert [[len(event.hashes) for event in part] for part in kv_events._parts(events)] == [[2, 1], [1], [9], [1]]
 
 
 def test_who_asks_for_batches_that_are_gone_hears_everything_anew(place, tmp_path, monkeypatch):

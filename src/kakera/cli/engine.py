@@ -84,10 +84,9 @@ def with_disk(recipe: Recipe, wanted: str, say: Callable[[str], None]) -> Recipe
     return replace(recipe, disk=DiskCache(home, limit))
 
 
-def with_kv_events(recipe: Recipe, wanted: str, name: str, say: Callable[[str], None]) -> Recipe:
-    """The same engine, which tells routers what can be hit, `name` being the model's for clients. Raises UsageError."""
+def with_kv_events(recipe: Recipe, wanted: str, say: Callable[[str], None]) -> Recipe:
+    """The same engine, which tells routers what can be hit. Raises UsageError."""
     import re
-    import socket
     from dataclasses import replace
 
     from kakera.errors import UsageError
@@ -96,11 +95,11 @@ def with_kv_events(recipe: Recipe, wanted: str, name: str, say: Callable[[str], 
     from kakera.run.scripted import ScriptedRecipe
     from kakera.server.http.access import is_loopback
 
-    found = re.fullmatch(r"tcp://([^:/\s]+|\[[0-9a-fA-F:]+\]):([0-9]+)", wanted)
+    found = re.fullmatch(r"tcp://([^:/\s]+|\[[0-9a-fA-F:]+\]):([0-9]+)(?:,([!-~]*))?", wanted)
     if found is None or not 0 < int(found[2]) < 65535:
-        raise UsageError(f"--kv-events {wanted}: write tcp://127.0.0.1:5557, or tcp://*:5557 for all addresses")
+        raise UsageError(f"--kv-events {wanted}: write tcp://127.0.0.1:5557, or tcp://*:5557,TOPIC for all addresses")
     assert isinstance(recipe, EngineRecipe | ScriptedRecipe)
-    place = KvEvents(found[1], int(found[2]), f"kv@{socket.gethostname()}@{name}")
+    place = KvEvents(found[1], int(found[2]), found[3] or "")
     if not is_loopback(place.host.strip("[]")):
         ports = f"ports {place.port} and {place.port + 1}"
         say(f"warning: --kv-events tells the tokens of prompts to whoever can reach {ports}")

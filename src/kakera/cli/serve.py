@@ -65,7 +65,9 @@ def serve(
     ] = None,
     kv_events: Annotated[
         str | None,
-        typer.Option("--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT"),
+        typer.Option(
+            "--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT[,TOPIC]"
+        ),
     ] = None,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
@@ -112,7 +114,7 @@ def serve(
     if disk_cache is not None:
         recipe = with_disk(recipe, disk_cache, say)
     if kv_events is not None:
-        recipe = with_kv_events(recipe, kv_events, name, say)
+        recipe = with_kv_events(recipe, kv_events, say)
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:

@@ -29,6 +29,7 @@ from kakera.errors import UsageError
 log = logging.getLogger(__name__)
 HEARTBEAT_SECONDS = 5.0  # a router notices by its number that a worker has started again
 KEPT_BATCHES, KEPT_BYTES = 10_000, 64 * 2**20  # to be sent again
+BATCH_TOKENS, BATCH_EVENTS = 10**6, 1000  # vllm-router 0.1.17 takes 16 MiB and not any number of events
 UNSENT_BATCHES = 100  # beyond these the engine keeps changes to itself, where they add up to fewer
 END = (-1).to_bytes(8, "big", signed=True)
 
@@ -39,7 +40,7 @@ class KvEvents:
 
     host: str
     port: int
-    topic: str
+    topic: str = ""
 
     @property
     def endpoint(self) -> str:
@@ -110,7 +111,8 @@ class Publisher:
                 self._heard.recv()
             while self._unsent:
                 self._told = True
-                self._send(self._unsent.popleft())
+                for part in _parts(self._unsent.popleft()):
+                    self._send(part)
             if self._replay in ready:
                 self._answer(self._replay.recv_multipart())
         for socket in (self._out, self._replay, self._heard, self._bell):
@@ -150,6 +152,20 @@ def _bound(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, un
         socket.close(linger=0)
         raise UsageError(f"--kv-events: {endpoint} can not be used ({error.strerror})") from None
     return socket
+
+
+def _parts(events: Sequence[CacheEvent]) -> Iterator[Sequence[CacheEvent]]:
+    """The events in batches that routers take."""
+    part: list[CacheEvent] = []
+    tokens = 0
+    for event in events:
+        count = len(event.hashes) * PAGE if isinstance(event, PagesStored) else 0
+        if part and (len(part) == BATCH_EVENTS or tokens + count > BATCH_TOKENS):
+            yield part
+            part, tokens = [], 0
+        part.append(event)
+        tokens += count
+    yield part
 
 
 def batch(events: Sequence[CacheEvent], at: float) -> bytes:
