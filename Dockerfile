@@ -4,26 +4,29 @@
 # With --drain-seconds N for kakera: --stop-timeout 37 and N more.
 ARG DEVICE=cpu
 
-FROM python:3.12-slim AS base
+# The Python with which all tests run, and for which `make lock` finds wheels.
+FROM python:3.11-slim AS base
 ENV PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN useradd --create-home --uid 1000 kakera
 WORKDIR /build
+COPY requirements-cpu.lock requirements-gpu.lock ./
 
 # The CPU build of torch is about 200 MB; the default one brings gigabytes of CUDA libraries.
 FROM base AS torch-cpu
-ENV EXTRAS=""
-RUN pip install 'torch>=2.9' --index-url https://download.pytorch.org/whl/cpu
+RUN pip install --require-hashes --only-binary :all: -r requirements-cpu.lock \
+  --find-links https://download.pytorch.org/whl/cpu/torch/
 
 # Triton compiles a launcher with the system's compiler when a kernel is first used.
 FROM base AS torch-gpu
-ENV EXTRAS="[gpu]" NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
-RUN pip install 'torch>=2.9'
+RUN pip install --require-hashes --only-binary :all: -r requirements-gpu.lock
 
 FROM torch-${DEVICE}
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install ".${EXTRAS}" && rm -rf /build/*
+# With the setuptools of the lock, and nothing that is not in it.
+RUN pip install --no-deps --no-build-isolation . && rm -rf /build/*
 
 USER kakera
 WORKDIR /home/kakera

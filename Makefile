@@ -5,10 +5,11 @@ PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 PIP    := $(PYTHON) -m pip --disable-pip-version-check
 # The CPU build, because a GPU build brings gigabytes of CUDA libraries. An index that serves CPU builds has this one.
-CPU_TORCH := torch==2.13.0+cpu
+TORCH := torch==2.13.0
+CPU_TORCH := $(TORCH)+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo quick test test-gpu lint venv clients kernels clean
+.PHONY: demo quick test test-gpu lint venv clients kernels wheel-check lock clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -19,6 +20,9 @@ QUICK := $(wildcard tests/test_*.py) \
   $(wildcard $(addprefix tests/,contract arch target plan cache schedule text chat constrain ops)) \
   $(addprefix tests/kv/test_kv_,codec.py rotation.py softmax.py) \
   tests/run/test_hit_is_cold.py tests/server/test_chat.py
+# Where Python is told to keep no compiled modules, each process of a test compiles all that it imports, and pytest all
+# tests in each worker: 6 seconds a worker to find them, where it takes them from the last run.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests at a time; `make test WORKERS=8` on a larger machine. A worker that has nothing left takes from another.
 WORKERS := 2
 PYTEST := $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
@@ -46,6 +50,11 @@ docs: $(READY)
 
 venv: $(READY)
 
+# The wheel in empty environments, with the lowest releases that pyproject.toml allows and with the newest.
+# WHEEL_ARGS=--with-torch installs torch as well, the lowest and the newest (gigabytes).
+wheel-check: $(READY)
+	@$(PYTHON) -m tools.wheel_check $(WHEEL_ARGS)
+
 # For tests/clients, which are skipped without them.
 clients: $(READY)
 	@$(PIP) install --editable '.[dev,clients]'
@@ -53,6 +62,15 @@ clients: $(READY)
 # For tests of the Triton kernels in its interpreter, which are skipped without it.
 kernels: $(READY)
 	@$(PIP) install --editable '.[dev,kernels]'
+
+# What the images install, with hashes; Python and platform are the Dockerfile's. CPU_WHEELS may be a directory.
+CPU_WHEELS := $(CPU_INDEX)/torch/
+COMPILE = $(PYTHON) -m uv pip compile --quiet --upgrade --generate-hashes --no-annotate --no-build \
+  --python-version 3.11 --python-platform x86_64-manylinux_2_35 --custom-compile-command 'make lock'
+lock: $(READY)
+	@$(PIP) install --quiet uv
+	@echo '$(CPU_TORCH)' | $(COMPILE) --find-links '$(CPU_WHEELS)' --output-file requirements-cpu.lock pyproject.toml -
+	@echo '$(TORCH)' | $(COMPILE) --extra gpu --output-file requirements-gpu.lock pyproject.toml -
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist
@@ -83,9 +101,9 @@ endef
 
 define install_torch
 if command -v nvidia-smi >/dev/null 2>&1 || [ "$$(uname -s)" != Linux ]; then \
-  echo "      plain torch"; $(PIP) install 'torch>=2.9'; \
+  echo "      plain torch"; $(PIP) install 'torch>=2.10'; \
 else \
   echo "      no NVIDIA GPU: the CPU build (about 200 MB)"; \
-  $(PIP) install '$(CPU_TORCH)' 2>/dev/null || $(PIP) install 'torch>=2.9' --index-url $(CPU_INDEX); \
+  $(PIP) install '$(CPU_TORCH)' 2>/dev/null || $(PIP) install 'torch>=2.10' --index-url $(CPU_INDEX); \
 fi
 endef

@@ -25,7 +25,7 @@ class CommandServer:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, verify=False)
 
     def __enter__(self) -> CommandServer:
         if not self._wait:

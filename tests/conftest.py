@@ -5,13 +5,18 @@ No torch in here: the tests of the rooms without torch are not to wait for its i
 
 from __future__ import annotations
 
+import atexit
+import functools
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tiny_model import write_tiny_model
 
@@ -24,6 +29,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # And where a test has two, the one that waits sleeps: spinning took 41 s of CPU time where sleeping takes 13.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Processes that tests start keep what they compile, else each compiles all of kakera again (0.2 s).
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What is imported and collected stays to the end: a million objects that no collection needs to look through.
+gc.disable()
+
+# The same examples in every run, so that no run fails by chance, and no example for its seconds. With
+# `--hypothesis-profile=random` each run tries others; a failure becomes an `@example` or a test of its own.
+settings.register_profile("fixed", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile("fixed")
+
 # A shell ignores Ctrl-C for what it starts in the background, and so would the servers that tests send one to.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,6 +48,19 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--reference", type=Path, help="directory of the bf16 reference model, for the golden values")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    gc.freeze()
+    gc.enable()
+    atexit.register(gc.unfreeze)  # else what is in circles never ends, and libraries complain of it
+
+
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on the tests that its worker had before."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
@@ -67,3 +97,13 @@ def hub(hub_server: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     hub_server.forget()
     heard(hub_server, tmp_path / "hub", monkeypatch)
     return hub_server
+
+
+@pytest.fixture(scope="module")
+def one_tokenizer() -> Iterator[None]:
+    """Scripted models of a module read the bundled tokenizer once (0.15 s of CPU time)."""
+    from kakera.text.tokenizer import Tokenizer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tokenizer, "load", staticmethod(functools.cache(Tokenizer.load)))
+        yield

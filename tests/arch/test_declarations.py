@@ -174,11 +174,11 @@ def test_whatever_a_key_holds_a_model_is_planned_or_refused_in_words_and_soon(mo
     for key, value in cases:
         changed = {name: each for name, each in config.items() if (key, name) != ("num_hidden_layers", "layer_types")}
         changed[key] = value
-        began = time.perf_counter()
+        began = time.process_time()
         with contextlib.suppress(KakeraError):
             spec = spec_of(changed, planned=True)
             make_plan(spec, Wishes(), machine, from_config(spec, changed))
-        assert time.perf_counter() - began < 5, (key, value)  # a second alone, on a busy machine more
+        assert time.process_time() - began < 5, (key, value)  # of CPU time; a second
 
 
 def test_a_missing_key_is_named():

@@ -55,7 +55,7 @@ def test_each_reading_stands_in_its_row():
 
 
 @given(parts=st.lists(st.integers(0, 2**40), min_size=10, max_size=10), slots=st.sampled_from([1, 8]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_measured_rows_add_up_to_what_the_driver_counts(parts, slots):
     *held, transient, idle, graphs, context = parts
     held = Held(*held)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import openai
 import pytest
 from typer.testing import CliRunner
 
@@ -13,7 +12,10 @@ from kakera.cli import app
 from kakera.cli.bench_common import numbers
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
+from lazily import lazily
 from random_model import write_config
+
+openai = lazily("openai")
 
 SMALL = Wishes(gpus="cpu", context=1024, max_running=2, host_cache=50_000_000)
 

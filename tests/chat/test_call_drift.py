@@ -324,7 +324,7 @@ def soups(draw) -> tuple[str, list[str]]:
     return "".join(parts), words
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(soups(), st.booleans(), st.data())
 def test_no_cut_changes_the_events_and_no_word_is_lost(soup, truncated, data):
     text, words = soup
@@ -362,7 +362,7 @@ def ends_early(value: str) -> bool:
     return False
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(PROSE, st.lists(VALUES, min_size=1, max_size=2)), max_size=3), st.data())
 def test_any_values_survive_any_cut(turns, data):
     text, expected = "", []

@@ -38,7 +38,7 @@ def test_whole_and_cut_anywhere_agree(text, expected, shown):
         assert cleaned([text[:cut], text[cut:]], expected) == shown
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "`", "<", "/"]), max_size=10),
     st.booleans(),

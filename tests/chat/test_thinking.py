@@ -40,7 +40,7 @@ def test_whole_and_letter_by_letter_agree(text, options, expected):
     assert split(list(text), **options) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.sampled_from(

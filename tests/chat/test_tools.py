@@ -92,7 +92,7 @@ def test_strings_stream_while_they_are_written():
     assert parser.feed("ld") == [CallDelta(0, "ld")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=30).filter(lambda t: "</parameter>" not in t), st.data())
 def test_any_string_survives_any_chunking(value, data):
     text = "a " + call_text("f", s=value, n="3")
@@ -159,7 +159,7 @@ TAGS = ["<tool_call>", "</tool_call>", "<function=f>", "<function=g>", "</functi
         "</parameter>", "\n", " ", "3", "x", "<", JSON_F, "{", "}", '"', "[1]"]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(TAGS), max_size=14), st.booleans(), st.data())
 def test_no_chunking_changes_what_is_understood(parts, truncated, data):
     text = "".join(parts)

@@ -9,7 +9,7 @@ import select
 import subprocess
 import time
 
-PATIENCE = 30.0  # seconds: the machine may be busy
+PATIENCE = 90.0  # seconds: the machine may be busy
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][0-9A-B]|\x1b[=>78]|\x1b\][^\x07]*\x07")
 
 

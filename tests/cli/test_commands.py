@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own, by its output and its exit status."""
+"""The command line as a user meets it: by its output and its exit status."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
-from kakera.cli import app
+from in_process import run
 
 CONFIG = {
     "model_type": "qwen3_5_text",
@@ -37,7 +36,12 @@ FITTING = ["qwen3.8-27b", "--gpus", "12GB,12GB", "--context", "256k"]
 
 
 def kakera(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "120", "HF_HUB_OFFLINE": "1", **more}
+    return run(*arguments, **{"COLUMNS": "120", **more})
+
+
+def apart(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own."""
+    environment = {**os.environ, "COLUMNS": "120", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "kakera.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
 
@@ -56,11 +60,11 @@ def model(tmp_path: Path) -> Path:
 def test_version() -> None:
     import kakera as package
 
-    assert kakera("--version").stdout == f"kakera {package.__version__}\n"
+    assert apart("--version").stdout == f"kakera {package.__version__}\n"
 
 
 def test_plan_that_fits_prints_a_table() -> None:
-    done = kakera("plan", *FITTING)
+    done = apart("plan", *FITTING)
     assert done.returncode == 0
     for words in ("weights", "KV pages, one full request", "CUDA graphs", "prefix cache store", "262144", "estimate"):
         assert words in done.stdout
@@ -68,7 +72,7 @@ def test_plan_that_fits_prints_a_table() -> None:
 
 
 def test_plan_that_does_not_fit_says_what_would() -> None:
-    done = kakera("plan", *TIGHT)
+    done = apart("plan", *TIGHT)
     assert done.returncode == 1
     assert "does not fit on 8GB" in done.stdout and "--gpus 8GB,8GB" in done.stdout
     assert "Traceback" not in done.stderr
@@ -113,14 +117,14 @@ def test_plan_of_a_config_alone_computes_the_weights(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_is_two_and_says_why(arguments: list[str], words: str) -> None:
-    done = kakera(*arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stdout == "" and "Traceback" not in done.stderr
+    for done in (kakera(*arguments), *([apart(*arguments)] if words == "no-such-command" else ())):
+        assert done.returncode == 2
+        assert words in done.stderr
+        assert done.stdout == "" and "Traceback" not in done.stderr
 
 
 def test_unreachable_repository_is_one_clear_line() -> None:
-    done = kakera("plan", "owner/name")
+    done = apart("plan", "owner/name")
     assert done.returncode == 1
     assert done.stderr.startswith("kakera: owner/name could not be fetched") and done.stderr.count("\n") == 1
 
@@ -148,7 +152,7 @@ def test_info_groups_layers_and_adds_up(model: Path) -> None:
 
 def test_plan_says_what_it_chose_and_hears_what_was_asked():
     def planned(*options: str) -> str:
-        return CliRunner().invoke(app, ["plan", "qwen3.8-27b", "--gpus", "rtx5070", *options]).stdout
+        return kakera("plan", "qwen3.8-27b", "--gpus", "rtx5070", *options).stdout
 
     text = planned()
     assert "--embedding host: +" in text and "left over" in text
@@ -162,7 +166,7 @@ def test_plan_says_what_it_chose_and_hears_what_was_asked():
 
 
 def test_info_shows_whole_names_and_breaks_no_word_on_a_narrow_terminal() -> None:
-    groups = json.loads(CliRunner().invoke(app, ["info", "mini", "--json"]).stdout)["groups"]
+    groups = json.loads(kakera("info", "mini", "--json").stdout)["groups"]
     for columns, lines_a_name in (("80", 1.0), ("66", 1.7)):
         head, rule, *table = kakera("info", "mini", COLUMNS=columns).stdout.splitlines()
         width = head.index("kind")

@@ -19,6 +19,8 @@ from kakera.errors import UsageError
 from kakera.run.scripted import Script, ScriptedRecipe
 from kakera.server.model import ServedModel
 
+pytestmark = pytest.mark.usefixtures("one_tokenizer")
+
 
 class Talk(Conversation):
     """With the model at hand."""
@@ -43,6 +45,21 @@ def test_history_holds_answers_without_their_reasoning(tmp_path: Path) -> None:
     assert chat.turn("really?") == "Yes."
     assert [m["content"] for m in chat.messages] == ["Be brief.", "really?", "Yes."]
     assert "hm\n\nYes.\n" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<think>\nhm\n</think>\n\n</think>\n\nYes.", "Yes."),
+        ("</think>\n\nYes.", "Yes."),
+        ("<think>\nhm\n</think>\n\nw7\n</think>\n\nYes.", "w7\n\n\nYes."),
+        ("It is `</think>`.", "It is `</think>`."),
+    ],
+)
+def test_what_the_server_does_not_show_the_terminal_does_not_show(tmp_path: Path, text: str, answer: str) -> None:
+    chat, out = talk(tmp_path, {"text": text})
+    assert chat.turn("really?") == answer
+    assert out.getvalue().count("</think>") == answer.count("</think>")
 
 
 def test_second_turn_reuses_the_first(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_serve_answers_refuses_a_second_start_and_ends_cleanly(server: tuple[sub
     children = psutil.Process(process.pid).children()
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=30) == 0
-    psutil.wait_procs(children, timeout=10)
+    psutil.wait_procs(children, timeout=60)
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert process.stderr
     first, *others = process.stderr.read().splitlines()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import in_process
 from kakera.cli.terminal import visible, visible_message
 
 COMMAND = [sys.executable, "-m", "kakera.cli"]
@@ -82,13 +83,13 @@ def test_letters_that_the_encoding_lacks_are_escaped(tmp_path: Path, encoding: s
     ],
 )
 def test_control_characters_of_values_are_seen_in_messages(arguments: list[str], shown: str) -> None:
-    done = run(*arguments)
+    done = in_process.run(*arguments)
     assert done.returncode == 2 and shown in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--kv-group", "1\r\x1b[2J"], ["--no\x1b[2J"], ["mini", "more\x1b[2J"]])
 def test_what_the_parser_refuses_steers_no_terminal(arguments: list[str]) -> None:
-    done = run("plan", *arguments)
+    done = in_process.run("plan", *arguments)
     assert done.returncode == 2 and "\x1b[2J" not in done.stderr and "\r" not in done.stderr
 
 
@@ -101,7 +102,7 @@ def test_text_keeps_its_lines_its_letters_and_its_emoji() -> None:
 
 @pytest.mark.parametrize("command", [[], ["plan"], ["service"], ["service", "status"], ["eval", "ppl"], ["bench"]])
 def test_h_is_help_everywhere(command: list[str]) -> None:
-    done = run(*command, "-h")
+    done = in_process.run(*command, "-h", COLUMNS="100")
     assert done.returncode == 0 and "Usage:" in done.stdout and "--help" in done.stdout
 
 

@@ -12,6 +12,7 @@ import pytest
 from terminal import Terminal
 from tests.command_server import CommandServer, free_port
 
+import in_process
 from kakera.cli.conversation import Ended, Piece, Settings
 from kakera.cli.line_editor import HISTORY_BYTES, History
 from kakera.cli.remote_answers import RemoteModel
@@ -126,8 +127,8 @@ def test_what_is_piped_in_is_one_message(script: str) -> None:
     done = piped("/first\nthird\n", script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Three lines.\n[") and done.stdout.count("prompt tokens cached") == 1
-    assert piped("", script).stdout == ""
-    long = piped("word " * 600, script)
+    assert in_process.run("chat", script).stdout == ""
+    long = in_process.run("chat", script, given="word " * 600)
     assert long.returncode == 1 and long.stderr.count("\n") == 1
     assert "maximum context length is 512 tokens" in long.stderr
 
@@ -144,7 +145,7 @@ def test_what_is_piped_in_is_one_message(script: str) -> None:
     ],
 )
 def test_a_server_that_can_not_be_asked_is_said_in_words(arguments: list[str], said: str, status: int) -> None:
-    done = piped("hi", *arguments)
+    done = in_process.run("chat", *arguments, given="hi")
     assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 

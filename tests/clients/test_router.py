@@ -1,4 +1,5 @@
-"""sglang-router in front of two servers: conversations spread over both, and each stays where its prefix is cached."""
+"""vllm-router in front of two servers: conversations spread over both, each stays where its prefix is cached, and every
+dialect gets through."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ import pytest
 
 from command_server import CommandServer, free_port
 
-pytest.importorskip("sglang_router", reason="sglang-router comes with the extra `clients`")
+pytest.importorskip("vllm_router", reason="vllm-router comes with the extra `clients`")
 
 CHAT = "/v1/chat/completions"
-START_SECONDS = 30
+START_SECONDS = 60
 PAGE = 64  # tokens; a page that is not full is not cached
 
 
@@ -38,7 +39,8 @@ def router(servers: list[CommandServer], tmp_path_factory: pytest.TempPathFactor
     port, log = free_port(), tmp_path_factory.mktemp("log") / "router"
     workers = [f"http://127.0.0.1:{server.port}" for server in servers]
     address = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    command = [sys.executable, "-m", "sglang_router.launch_router", "--policy", "cache_aware", *address]
+    address += ["--health-check-interval-secs", "2"]
+    command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "cache_aware", *address]
     with log.open("w") as output:
         process = subprocess.Popen([*command, "--worker-urls", *workers], stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -80,7 +82,7 @@ class Conversation:
 
 
 def wait_until_one_runs(servers: list[CommandServer]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while sum(server.http.get("/v1/loads").json()["aggregate"]["total_reqs"] for server in servers) != 1:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -107,3 +109,20 @@ def test_each_conversation_stays_where_it_is_cached(router: httpx.Client, server
         for (tokens, _), conversation in zip(first, conversations, strict=True):
             _, cached = conversation.turn()
             assert cached > tokens - 2 * PAGE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/completions", {"prompt": "Hello"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}),
+        ("/v1/responses", {"input": "Hello"}),
+    ],
+)
+def test_every_dialect_gets_through(router: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    """Claude Code and Codex are behind it as they are without it."""
+    answer = router.post(path, json={"model": "mini", **body})
+    assert answer.status_code == 200 and "Well." in answer.text, answer.text
+    assert router.post(path, json={"model": "other", **body}).status_code in (400, 404)

@@ -103,7 +103,7 @@ def check_arguments(arguments: dict) -> None:
         assert tests[name](value), (name, value)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers())
 def test_a_strict_call_is_of_its_schema(seed):
     wanted = tool(required=[name for name in PROPERTIES if name not in ("ratio", "point")])
@@ -113,7 +113,7 @@ def test_a_strict_call_is_of_its_schema(seed):
     check_arguments(arguments)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers())
 def test_a_call_that_is_not_strict_has_known_names_and_types(seed):
     small = {name: PROPERTIES[name] for name in ("count", "deep", "unit", "point")}

@@ -40,13 +40,13 @@ def longest_path(edges: dict[int, set[int]]) -> int:
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs)
 def test_no_way_through_a_graph_is_longer_than_its_longest_chain(edges):
     assert longest_path(edges) <= longest_chain(edges) <= len(edges)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs)
 def test_without_cycles_the_longest_chain_is_exact(edges):
     edges = {node: {target for target in targets if target > node} for node, targets in edges.items()}

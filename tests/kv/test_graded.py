@@ -53,7 +53,7 @@ def test_graded_rows_take_the_bytes_of_two_groups() -> None:
         assert graded.shape == even.shape and graded.dtype == even.dtype
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**31), st.sampled_from([64, 128, 256]), st.sampled_from([1e-3, 1.0, 1e3]))
 def test_two_digits_are_sixteen_equidistant_levels(seed: int, dim: int, size: float) -> None:
     first = round_trip(gaussian(1, dim, seed=seed) * size)[0, : dim // 4].double()

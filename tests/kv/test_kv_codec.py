@@ -23,7 +23,7 @@ def share(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a * b).sum(-1) / b.square().sum(-1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([32, 64, 128, 256]), st.integers(0, 3), st.integers(0, 2**31))
 def test_unpack_undoes_pack(dim: int, rows: int, seed: int) -> None:
     levels = torch.randint(0, 4, (rows, dim), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)

@@ -31,7 +31,7 @@ def poison(cache: KVCache) -> None:
 
 
 @pytest.mark.parametrize("fmt", CODECS, ids=lambda fmt: fmt.codec)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.sets(st.integers(1, 12)), st.sampled_from([833, 832, 805]))
 def test_chunked_prefill_equals_unchunked(fmt: KvFormat, cuts: set[int], length: int) -> None:
     stream = make_stream(make_spec(), length, 0, TABLE)

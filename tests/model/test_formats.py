@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
+from in_process import run
 from kakera.cli import app
 from kakera.errors import CheckpointError
 from kakera.model import reader
@@ -250,9 +251,12 @@ def test_commands_end_with_one_line_and_status_1(tmp_path, escha, command, damag
 
 def kakera(command: str, directory: Path) -> tuple[int, list[str]]:
     """Exit status and lines on stderr."""
+    if command == "info":
+        done = run(command, str(directory))
+        return done.returncode, done.stderr.splitlines()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        options = ["--gpus", "cpu", "--port", str(probe.getsockname()[1])] if command == "serve" else []
+        options = ["--gpus", "cpu", "--port", str(probe.getsockname()[1])]
     line = [sys.executable, "-m", "kakera.cli", command, str(directory), *options]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stderr.splitlines()

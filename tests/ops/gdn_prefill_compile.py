@@ -1,6 +1,6 @@
-"""Compiles Gated DeltaNet's prefill kernels for one architecture: name, shared bytes, registers, stack bytes of each.
+"""Compiles Gated DeltaNet's prefill kernels: architecture, name, shared bytes, registers, stack bytes of each.
 
-Run as a script, without TRITON_INTERPRET and without a GPU: `python gdn_prefill_compile.py 86`.
+Run as a script, without TRITON_INTERPRET and without a GPU: `python gdn_prefill_compile.py 86 90`.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ def main(arch: int) -> None:
         (kernels.normalise, sizes, NORM_WARPS),
     ):
         made = compiled(kernel, constants, arch, warps)
-        print(kernel.fn.__name__, *used(made), flush=True)
+        print(arch, kernel.fn.__name__, *used(made), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    for each in sys.argv[1:]:
+        main(int(each))

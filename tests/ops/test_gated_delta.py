@@ -22,7 +22,7 @@ def inputs(count: int, J: int = 2, V: int = 6, K: int = 32, D: int = 16, seed: i
     return (q * K**-0.5, k, torch.randn(count, V, D), g, beta), torch.randn(V, K, D)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     count=st.integers(1, 200),
     heads=st.sampled_from([(1, 1), (2, 6), (3, 3)]),

@@ -207,7 +207,7 @@ def escha_27b() -> tuple[ModelSpec, WeightBytes]:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.sampled_from([8, 10, 12, 16, 24]), min_size=1, max_size=2),
     context=st.one_of(st.none(), st.integers(2, 262144)),

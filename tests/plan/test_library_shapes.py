@@ -37,7 +37,7 @@ def covered(plan: PrefillPlan, token: int) -> int:
     return max(0, token - plan.window_pages * 64) // GRID * GRID
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(page=st.integers(0, 4000), tokens=st.integers(1, 8192), name=st.sampled_from(sorted(PLANS)))
 def test_all_calls_are_foreseen(page, tokens, name):
     plan = PLANS[name]

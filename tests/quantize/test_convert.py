@@ -108,7 +108,8 @@ def test_files_and_configs(tmp_path):
 
 @pytest.mark.slow
 def test_a_real_search_reaches_the_error_of_its_rate():
-    weight_OI = 0.02 * torch.randn(128, 128, generator=torch.Generator().manual_seed(3)) * torch.rand(128, 1)
+    made = torch.Generator().manual_seed(3)
+    weight_OI = 0.02 * torch.randn(128, 128, generator=made) * torch.rand(128, 1, generator=made)
     weight_OI[7], weight_OI[:, 9] = 0, 0
     from kakera.ops.codec import codebook
     from kakera.quantize import tail_biting

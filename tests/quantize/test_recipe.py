@@ -33,14 +33,14 @@ def test_coded_weights_of_the_27b_are_those_of_the_published_file():
     assert sum(QWEN_27B.kinds.values()) == 24_326_963_200
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(2, 2.75), st.sampled_from(["exl3", "escha"]))
 def test_the_mean_rate_is_close_below_what_was_asked_for(bits, format):
     recipe = Recipe.for_bits(format, bits, QWEN_27B)
     assert bits - 0.07 < recipe.mean_bits(QWEN_27B) <= bits + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.floats(1, 8))
 def test_exl3_rates_differ_by_at_most_one_bit_between_kinds(bits):
     recipe = Recipe.for_bits("exl3", bits, QWEN_27B)

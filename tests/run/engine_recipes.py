@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from kakera.contract.step import StepResult
 from kakera.errors import CheckpointError
 from kakera.run.engine import LocalEngine
 from kakera.run.process.client import EngineClient
+from kakera.run.scripted import ScriptedRecipe
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,23 @@ class TinyRecipe:
 
 
 @dataclass(frozen=True)
-class ThreadedRecipe(TinyRecipe):
-    """The tiny model after one operation that is large enough for all threads."""
+class HeldRecipe:
+    """A scripted engine none of whose steps ends before a file is there."""
+
+    script: Path
+    end: Path
 
     def __call__(self) -> LocalEngine:
-        import torch
+        engine = ScriptedRecipe(self.script)()
+        execute = engine.runner.execute
 
-        torch.zeros(1 << 22).add_(1)
-        return super().__call__()
+        def held(*step: Any) -> StepResult:
+            while not self.end.exists():
+                time.sleep(0.01)
+            return execute(*step)
+
+        engine.runner.execute = held  # type: ignore[method-assign]
+        return engine
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ def test_rows_of_one_step_keep_to_their_own_grammars(world, tokenizer):
     assert len(texts["letters"]) == 12 and set(texts["letters"]) <= set("abc")  # a grammar wins over min_tokens
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**40),
     temperature=st.sampled_from([0.0, 0.7, 2.0]),

@@ -92,6 +92,26 @@ def test_a_hit_is_as_cold_with_state_and_pages_from_the_host():
     assert usual().stats().counters["checkpoints_saved"] > 0
 
 
+def test_a_prompt_that_was_left_half_computed_goes_on_where_it_stopped():
+    """Beside rows that decode by graphs; another request has its slot meanwhile."""
+    of, text = engine(chunk=512), (prompts()[0] * 3)[:2900]
+    of.flush()
+    (cold,) = answers(of, [text], 8, "cold")
+    of.flush()
+    of.submit(Request("beside", prompts()[1], Sampling(200, seed=1, temperature=0.0)))
+    for _ in range(6):
+        of.step()
+    of.submit(Request("left", text, Sampling(8, seed=3, temperature=0.0)))
+    while not any(active.done > 256 * 5 for active in of.stats().active if active.id == "left"):
+        of.step()
+    stopped = next(active.done for active in of.stats().active if active.id == "left")
+    of.abort("left")
+    answers(of, prompts()[2:3], 4, "other")
+    (warm,) = answers(of, [text], 8, "warm")
+    assert stopped - 256 <= warm.finished.usage.cached_tokens <= stopped
+    assert equal_texts([cold], [warm])
+
+
 @pytest.mark.parametrize("chunk", [64, 512])
 def test_chunks_change_no_answer(chunk):
     usual().flush()

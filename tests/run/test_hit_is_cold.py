@@ -1,5 +1,7 @@
 """A prefix hit is the same computation: equal bits of pages, states and logits, for every length of the tail."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from run_world import CODECS, World, ask, equal, logprob_gap, tokens_of
@@ -36,6 +38,40 @@ def test_a_prompt_that_leaves_the_shared_prefix_equals_one_that_never_shared(tin
         assert logprob_gap(alone.one(request), answers[request.id]) < 1e-4
         assert equal(alone.seen[request.id], shared.seen[request.id], 1e-5), request.id
     assert [c.finished.usage.cached_tokens for c in answers.values()] == [0, 384, 384, 384]
+
+
+@pytest.mark.parametrize("kv", CODECS)
+def test_a_prompt_that_was_left_half_computed_goes_on_with_equal_bits(tiny_model, kv):
+    """Between the save points 512 and 960, at the ends of steps; another request takes its slot first."""
+    prompt = tokens_of(7, 1000)
+    world = World.build(tiny_model, kv).watch()
+    cold = world.one(replace(ask("cold", prompt, 2), cache=False))
+    for steps in (6, 7):
+        world.engine.submit(ask("left", prompt))
+        for _ in range(steps):
+            world.engine.step()
+        world.engine.abort("left")
+        world.one(ask("other", tokens_of(50 + steps, 100), 1))
+        warm = world.one(ask(f"warm {steps}", prompt, 2))
+        assert warm.finished.usage.cached_tokens == 128 * steps
+        assert equal(world.seen["cold"], world.seen[f"warm {steps}"]), steps
+        assert warm.tokens == cold.tokens and logprob_gap(cold, warm) < 1e-4
+        world.engine.flush()
+    world.check_idle()
+
+
+def test_what_is_kept_of_a_prompt_that_was_left_is_what_a_save_point_there_keeps(tiny_model):
+    prompt = tokens_of(7, 900)
+    left, passed = World.build(tiny_model), World.build(tiny_model)
+    left.engine.submit(ask("left", prompt))
+    for _ in range(6):
+        left.engine.step()
+    left.engine.abort("left")
+    left.settle()
+    passed.one(ask("passed", prompt, boundaries=[768]))
+    ours, theirs = ({c.position: c for c in world.runner.store.checkpoints.values()}[768] for world in (left, passed))
+    assert ours.parts.keys() == theirs.parts.keys()
+    assert all(torch.equal(part, theirs.parts[name]) for name, part in ours.parts.items())
 
 
 def test_sixteen_bit_checkpoints_stay_within_a_stated_tolerance(tiny_model):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graph_stand_in import with_graphs, with_late_store
-from run_world import CODECS, World, tiny_plan
+from run_world import CODECS, World, ask, tiny_plan, tokens_of
 
 from kakera.contract.request import Sampling
 from kakera.contract.step import (
@@ -151,6 +151,20 @@ def test_all_blocks_are_free_when_all_is_dropped(world):
     assert world.runner.store.bytes() == 3 * world.cache.sizes.checkpoint_bytes + 16 * world.cache.sizes.page_bytes
     world.runner.store.drop(Drop((0, 1, 2), (), tuple(range(16))))
     assert world.runner.store.bytes() == 0
+
+
+def test_a_prompt_that_was_left_half_computed_comes_back_late_and_whole(tiny_model, monkeypatch):
+    """Its slot is saved by the step in which another request gets the slot; the other takes its pages as well."""
+    world, prompt = build(tiny_model, "int2", monkeypatch), tokens_of(7, 900)
+    cold = world.one(replace(ask("cold", prompt), cache=False))
+    world.engine.submit(ask("left", prompt))
+    for _ in range(6):
+        world.engine.step()
+    world.engine.abort("left")
+    world.one(ask("other", tokens_of(8, 500)))
+    assert world.cache.counters["pages_demoted"] > 0
+    warm = world.one(ask("warm", prompt))
+    assert warm.finished.usage.cached_tokens == 768 and warm.tokens == cold.tokens
 
 
 @pytest.mark.parametrize("slot", [0, 1])

@@ -21,6 +21,7 @@ from kakera.contract.step import (
     RestoreCheckpoint,
     SavePoint,
     SaveSink,
+    SaveSlot,
     Segment,
     StepPlan,
     StepResult,
@@ -34,7 +35,7 @@ from kakera.run.recording.replay import Replay
 PREFIX = tokens_of(1, 300)
 
 
-def recorded(directory, path, prompts=True, kv="int2", spoil=None, **changes):
+def recorded(directory, path, prompts=True, kv="int2", spoil=None, most=70, **changes):
     """A conversation with hits, sampling and several rows at once; `spoil(runner)` may break the engine in between."""
     plan = tiny_plan(directory, kv, **changes)
     engine = build_engine(directory, plan)
@@ -43,7 +44,7 @@ def recorded(directory, path, prompts=True, kv="int2", spoil=None, **changes):
     list(generate(engine, [ask("first", PREFIX, 5, boundaries=[256])]))
     if spoil:
         spoil(inner)
-    second = ask("second", PREFIX + tokens_of(2, 80), 70, temperature=0.8, seed=5, presence_penalty=0.5)
+    second = ask("second", PREFIX + tokens_of(2, 80), most, temperature=0.8, seed=5, presence_penalty=0.5)
     list(generate(engine, [second, ask("third", PREFIX + tokens_of(3, 10), 6)]))
     return plan
 
@@ -186,7 +187,7 @@ def test_hits_of_what_was_generated_are_no_difference(tiny_model, tmp_path, kv):
     record(engine, plan, Recording(tmp_path / "run", "tiny", True))
     tokens, hits = tokens_of(5, 70), 0
     for turn in range(4):
-        answer = generate(engine, [ask(f"turn {turn}", tokens, 90)])[f"turn {turn}"]
+        answer = generate(engine, [ask(f"turn {turn}", tokens, 70)])[f"turn {turn}"]
         hits += answer.finished.usage.cached_tokens > 0
         tokens = (*tokens, *answer.tokens, *tokens_of(20 + turn, 30))
     report, differences = replayed(tiny_model, tmp_path / "run", plan)
@@ -217,6 +218,9 @@ WRONG_ACTIONS = [
     RestoreCheckpoint(0, 12345, 64, None),
     RestoreCheckpoint(99, 1, 64, 1),
     SaveSink(99, 1),
+    SaveSlot(99, 1, 64),
+    SaveSlot(1, 7, 7),
+    SaveSlot(0, 7, 2**40),
     DemotePages(((2**40, 1),)),
     PromotePages(((4711, 1),)),
     Drop((1,), (2,), (3,)),
@@ -226,7 +230,7 @@ WRONG_ACTIONS = [
 @pytest.fixture(scope="module")
 def honest(tiny_model, tmp_path_factory):
     path = tmp_path_factory.mktemp("honest") / "run"
-    return recorded(tiny_model, path), path
+    return recorded(tiny_model, path, most=9), path
 
 
 @pytest.mark.parametrize("lie", [*LIES, *WRONG_ACTIONS])

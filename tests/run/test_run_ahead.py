@@ -151,7 +151,7 @@ def build(tiny_model, **size) -> World:
     return world
 
 
-@settings(max_examples=8, print_blob=False, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, print_blob=False, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(SIZES), st.lists(moves, min_size=4, max_size=14))
 def test_random_traffic(tiny_model, size, game):
     plain, replayed = build(tiny_model, **size), build(tiny_model, **size)

@@ -42,7 +42,7 @@ def neighbours(row: SamplingInput, logits_V: torch.Tensor, allowed: Allowed) -> 
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 20))
 def test_a_batch_gives_what_the_definition_gives_row_by_row(seed, count):
     rows, logits_RV, allowed = mix(seed, count, VOCABULARY)
@@ -60,7 +60,7 @@ def test_a_batch_gives_what_the_definition_gives_row_by_row(seed, count):
             assert [p for _, p in sampled.logprob.top] == pytest.approx([p for _, p in logprob.top], abs=2e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(2, 20), st.randoms(use_true_random=False))
 def test_a_row_does_not_depend_on_its_batch_mates(seed, count, order):
     rows, logits_RV, allowed = mix(seed, count, VOCABULARY)
@@ -72,7 +72,7 @@ def test_a_row_does_not_depend_on_its_batch_mates(seed, count, order):
     assert moved == [together[i] for i in shuffled]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32), st.integers(0, 8), st.sampled_from([float("nan"), float("inf"), float("-inf")]))
 def test_a_row_that_is_not_finite_fails_alone_whatever_it_wishes(seed, broken, bad):
     """On a CPU an index out of range raises, for which a GPU would end the engine."""

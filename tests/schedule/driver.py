@@ -69,13 +69,14 @@ class Driver:
         cache=True,
         allowed=NO_LIMIT,
         client="",
+        background=False,
         **sampling,
     ) -> str:
         self._serial += 1
         name = id or f"r{self._serial}"
         chosen = Sampling(max_tokens=max_tokens, seed=1, **sampling)
         self.scheduler.submit(
-            Request(name, tuple(tokens), chosen, tuple(boundaries), salt, cache, client),
+            Request(name, tuple(tokens), chosen, tuple(boundaries), salt, cache, client, background),
             allowed,
         )
         return name

@@ -23,6 +23,7 @@ from kakera.contract.step import (
     RowResult,
     SamplingInput,
     SaveSink,
+    SaveSlot,
     Segment,
     StepPlan,
     StepResult,
@@ -98,9 +99,13 @@ class FakeRunner:
                 if self.cache.sizes.windowed:
                     assert sink is not None and self.sinks[sink] == state[:PAGE], "the sink of another prefix"
                     self.slot_sinks[slot] = self.sinks[sink]
+            case SaveSlot(slot, checkpoint, position):
+                assert slot not in self.ahead and checkpoint not in self.checkpoints
+                assert len(self.states[slot]) == position and position % PAGE == 0
+                self.checkpoints[checkpoint] = self.states[slot]
             case SaveSink(slot, sink):
                 assert sink not in self.sinks
-                self.sinks[sink] = self.slot_sinks[slot]
+                self.sinks[sink] = self.slot_sinks[slot][:PAGE]
             case DemotePages(pairs):
                 for device, host in pairs:
                     assert host not in self.host_pages, "demoted over a page that was not dropped"

@@ -21,7 +21,7 @@ DRAFTERS = {
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32),
     pages=st.sampled_from([8, 20, 60]),

@@ -70,6 +70,7 @@ def play(
                     cache=cache,
                     allowed=allowed,
                     client=private.choice("ab"),
+                    background=private.random() < 0.3,
                     **sampling,
                 )
             except RequestRefused:
@@ -129,7 +130,7 @@ def check_answers(driver: Driver, wanted: dict[str, tuple]) -> None:
                 assert [entry.token for entry in driver.echo[name]] == list(prompt[1:])
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32),
     pages=st.sampled_from([8, 12, 20, 60]),

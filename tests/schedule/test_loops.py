@@ -16,7 +16,7 @@ def found_at(tokens) -> int | None:
     return next((i + 1 for i, token in enumerate(tokens) if guard.add(token)), None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, LONGEST_CYCLE), st.integers(0, 300), st.integers())
 def test_a_cycle_is_found_when_its_bound_is_reached(period, lead, seed):
     rng = random.Random(seed)

@@ -40,7 +40,7 @@ def test_small_budgets_take_turns():
     assert shares == [[64, 0], [64, 0], [64, 0], [0, 64]]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     pages=st.integers(1, 40),
     remaining=st.lists(st.integers(1, 5000), min_size=1, max_size=6),

@@ -9,6 +9,7 @@ from driver import Driver, answer, floor64, message_ends, prose
 
 from kakera.cache.integrity import check_integrity
 from kakera.contract.grid import PAGE
+from kakera.contract.request import Boundary
 from kakera.contract.step import PromotePages, RestoreCheckpoint
 
 
@@ -21,17 +22,30 @@ def test_checkpoint_does_not_land_in_the_unique_tokens_only():
     assert all(tokens == floor64(1500) for tokens in cached[2:])
 
 
-def test_short_shared_prefix_is_reused():
-    """480 shared tokens: the second visit hits a grid point, the third the branch point that the second saved."""
-    driver = Driver()
-    cached = [driver.cached(prose(480) + prose(100, seed=1 + i)) for i in range(3)]
-    assert cached == [0, 256, 448]
+BORDERS = (63, 64, 65, 100, 127, 128, 129, 191, 192, 193, 255, 256, 257, 320, 448, 480, 511, 512, 513, 1023, 1024, 1025)
 
 
-def test_hundred_shared_tokens_are_reused_from_the_third_visit_on():
-    driver = Driver()
-    cached = [driver.cached(prose(100) + prose(100, seed=1 + i)) for i in range(3)]
-    assert cached == [0, 0, 64]
+@pytest.mark.parametrize("shared", BORDERS)
+def test_a_shared_prefix_of_any_length_is_reused(shared):
+    """Without messages to go by: of its whole pages at least half from the second visit on, a point of the sparse grid,
+    and all from the third on, the branch point that the second has saved. One after the other, or all at once."""
+    prompts = [prose(shared) + prose(100, seed=1 + i) for i in range(4)]
+    one_by_one, at_once = Driver(), Driver(slots=4)
+    cached = [one_by_one.cached(prompt) for prompt in prompts]
+    whole, least = floor64(shared), floor64(floor64(shared) // 2 + 63)
+    assert cached[0] == 0 and least <= cached[1] <= whole and cached[2:] == [whole, whole]
+    names = [at_once.submit(prompt) for prompt in prompts]
+    at_once.run()
+    assert all(at_once.finished[name].usage.cached_tokens >= least for name in names[1:])
+    assert [at_once.cached(prose(shared) + prose(100, seed=9 + i)) for i in range(2)][-1] == whole
+
+
+@pytest.mark.parametrize("kind", ["system", "message"])
+def test_a_shared_first_message_of_any_length_is_reused_on_the_second_visit(kind):
+    for shared in BORDERS:
+        driver, end = Driver(), [Boundary(shared, kind)]
+        cached = [driver.cached(prose(shared) + prose(100, seed=1 + i), boundaries=end) for i in range(3)]
+        assert cached == [0, floor64(shared), floor64(shared)], shared
 
 
 @pytest.mark.parametrize("length", range(PAGE, 3 * PAGE + 2))
@@ -119,16 +133,51 @@ def test_waiting_for_a_shared_prefix_ends_when_the_other_is_aborted():
     assert driver.finished["same"].reason == "length"
 
 
-def test_resend_after_aborts_in_prefill_still_hits():
-    driver = Driver(chunk=256)
-    prompt = prose(2000)
-    name = driver.submit(prompt)
-    for _ in range(5):
-        driver.step()
-    driver.scheduler.abort(name)
+@pytest.mark.parametrize("windowed", [True, False])
+@pytest.mark.parametrize("in_flight", [True, False])
+def test_an_aborted_prompt_goes_on_where_it_stopped(in_flight, windowed):
+    """After any number of steps, also past the last save point, between steps and within one."""
+    for steps in range(1, 8):
+        driver = Driver(chunk=256, windowed=windowed)
+        prompt = prose(2000)
+        name = driver.submit(prompt)
+        for _ in range(steps):
+            driver.step()
+        if in_flight and (plan := driver.scheduler.plan_step()):
+            driver.scheduler.abort(name)
+            driver.commit(plan)
+        driver.scheduler.abort(name)
+        assert driver.finished.get(name) or driver.scheduler.take_events()[-1].reason == "abort"
+        assert driver.cached(prompt) == min(256 * (steps + in_flight), floor64(1999)), steps
+        driver.assert_idle_is_clean()
+
+
+def test_a_preempted_prompt_goes_on_where_it_stopped():
+    driver = Driver(pages=89, chunk=64, slots=2)
+    driver.submit(prose(443), id="old", max_tokens=120)
+    driver.submit(prose(5120, seed=1), id="young", max_tokens=2)
+    computed = 0
+    while not driver.cache.counters["preemptions"] and driver.step():
+        computed = max(computed, sum(a.done for a in driver.scheduler.stats().active if a.id == "young"))
+    assert 256 < computed < 5120 and driver.cache.counters["preemptions"] == 1
     driver.run()
-    assert driver.finished[name].reason == "abort"
-    assert driver.cached(prompt) == 1024  # of 1,280 tokens computed before the abort
+    assert driver.runner.computed_tokens == 443 + 119 + 5120 + 1, "nothing is computed twice"
+
+
+def test_prompts_that_were_left_keep_few_places_and_take_none_from_better_ones():
+    driver = Driver(host=12, chunk=512, pages=400)
+    for i in range(3):
+        driver.ask(prose(300, seed=100 + i), boundaries=message_ends(300, system=200))
+    for i in range(12):
+        name = driver.submit(prose(3000, seed=i))
+        for _ in range(3):
+            driver.step()
+        driver.scheduler.abort(name)
+        driver.run()
+        kinds = [record.kind for record in driver.cache.checkpoints.published.values()]
+        assert kinds.count("rest") <= 4
+    assert driver.cached(prose(3000, seed=11)) == 1536
+    driver.assert_idle_is_clean()
 
 
 def test_prefix_survives_eviction_from_the_device_in_host_memory():

@@ -9,7 +9,7 @@ from kakera.schedule.saves import choose_saves, grid_points
 def test_text_structure_comes_first_and_grid_points_keep_away_from_it():
     ends = [Boundary(500, "system"), Boundary(1000, "message"), Boundary(1100, "prompt")]
     saves = choose_saves(1100, 0, ends, branch=0, grid=8192)
-    assert saves == [(256, "grid"), (448, "system"), (960, "message"), (1088, "message")]
+    assert saves == [(64, "grid"), (128, "grid"), (256, "grid"), (448, "system"), (960, "message"), (1088, "message")]
 
 
 def test_nothing_is_saved_before_the_start_and_the_branch_is():
@@ -33,10 +33,10 @@ def test_hundreds_of_messages_are_thinned_by_distance():
 
 
 def test_grid_doubles_up_to_its_step():
-    assert grid_points(20_000, 4096) == [256, 512, 1024, 2048, 4096, 8192, 12288, 16384]
+    assert grid_points(20_000, 4096) == [64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     tokens=st.integers(1, 5000),
     start=st.integers(0, 40),

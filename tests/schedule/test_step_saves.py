@@ -12,7 +12,7 @@ from kakera.contract.request import Boundary
 prompt = st.tuples(st.integers(1, 40 * PAGE), st.lists(st.integers(1, 40 * PAGE), max_size=12))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     prompts=st.lists(prompt, min_size=1, max_size=4), saves=st.integers(1, 3), chunk=st.sampled_from([64, 512, 4096])
 )

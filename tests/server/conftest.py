@@ -13,6 +13,11 @@ from live_server import HELLO, MINI, Live, start
 from kakera.server.model import ServedModel
 
 
+@pytest.fixture(scope="module", autouse=True)
+def share_the_tokenizer(one_tokenizer: None) -> None:
+    pass
+
+
 @pytest.fixture(scope="session")
 def model() -> ServedModel:
     return ServedModel.load(MINI, "mini")
@@ -31,11 +36,24 @@ def live(model: ServedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-@pytest.fixture(autouse=True)
-def untouched_logging():
+@contextlib.contextmanager
+def untouched_logging() -> Iterator[None]:
     """`serve` configures the process's loggers; a later test would then miss its log lines."""
     loggers = [logging.getLogger(name) for name in ("kakera", "kakera.requests")]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     yield
     for logger, (logger.handlers, logger.propagate, level) in zip(loggers, before, strict=True):
         logger.setLevel(level)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def logging_of_a_module() -> Iterator[None]:
+    """Also of servers that a module shares."""
+    with untouched_logging():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def logging_of_a_test() -> Iterator[None]:
+    with untouched_logging():
+        yield

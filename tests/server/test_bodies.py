@@ -148,10 +148,10 @@ MANY = 100_000
 def test_a_long_list_of_wrong_entries_is_refused_by_its_first_or_by_its_length(live, path, field, item, param):
     """The check runs on the event loop: hundreds of thousands of errors would hold everybody up."""
     entries = ", ".join(item % i if "%d" in item else item for i in range(MANY))
-    began = time.monotonic()
+    began = time.process_time()
     response = send(live, path, f"{{{ROUTES[path]}, {field % entries}}}")
     assert response.status_code == 400 and response.json()["error"]["param"].startswith(param), response.text[:200]
-    assert time.monotonic() - began < 4  # 0.2 seconds; it was 4 and more
+    assert time.process_time() - began < 4  # 0.2 seconds; it was 4 and more
 
 
 PIECE = "a" * 1500
@@ -170,6 +170,6 @@ SAID = [{"role": "assistant", "content": PIECE}, {"type": "reasoning", "content"
 )
 def test_many_small_parts_are_joined_in_time(read, body):
     """A string that grows by each of them would be copied for half a minute."""
-    began = time.monotonic()
+    began = time.process_time()
     read(body)
-    assert time.monotonic() - began < 4  # 0.1 seconds
+    assert time.process_time() - began < 4  # 0.1 seconds

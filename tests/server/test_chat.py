@@ -3,11 +3,13 @@
 import asyncio
 import json
 
-import openai
 import pytest
 
 from kakera.contract.events import Progress
 from kakera.server.openai.chat import PromptProgress
+from lazily import lazily
+
+openai = lazily("openai")
 
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}
 

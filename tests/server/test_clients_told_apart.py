@@ -1,7 +1,11 @@
-"""Whose a request is: by its key, without keys by address and program; the engine learns a name that says nothing."""
+"""Whose a request is: by its key, without keys by address and program; the engine learns a name that says nothing. And
+whether it gives way."""
 
 import pytest
 from test_enforced import BODIES, CHAT
+
+from kakera.errors import UsageError
+from kakera.server.http.access import Access
 
 
 def client_of(live, route=CHAT, **headers) -> str:
@@ -19,6 +23,27 @@ def test_with_keys_the_key_is_the_client(serve):
     assert len(names) == 2 and not any(key in name for key in ("one", "two") for name in names)
 
 
+def test_a_valid_key_is_the_client_whatever_is_sent_beside_it(serve):
+    live = serve([{"text": "x"}], keys=("one", "two"))
+    assert len({client_of(live, Authorization=f"Bearer {i}", **{"x-api-key": "one"}) for i in range(3)}) == 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("route", BODIES)
+def test_a_prefix_cache_per_key_is_asked_for(serve, route, apart):
+    live = serve([{"text": "x"}], keys=("one", "two"), cache_per_key=apart)
+    salts = []
+    for key in ("one", "two", "one"):
+        client_of(live, route, Authorization=f"Bearer {key}")
+        salts.append(live.engine.requests[-1].salt)
+    assert salts[0] == salts[2] and (salts[0] != salts[1]) == apart == (b"" not in salts)
+
+
+def test_a_prefix_cache_per_key_needs_keys():
+    with pytest.raises(UsageError, match="--api-key-file"):
+        Access.when_bound("127.0.0.1", cache_per_key=True)
+
+
 def test_without_keys_programs_of_one_machine_are_told_apart(serve):
     live = serve([{"text": "x"}])
     names = [client_of(live, **{"User-Agent": agent}) for agent in ("claude-cli/2.1", "curl/8", "claude-cli/2.1")]
@@ -30,3 +55,14 @@ def test_without_keys_programs_of_one_machine_are_told_apart(serve):
 def test_every_dialect_names_its_client(serve, route):
     live = serve([{"text": "x"}])
     assert len({client_of(live, route), client_of(live, route), client_of(live, **{"User-Agent": "other"})}) == 2
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_every_dialect_has_the_background_by_a_header(serve, route):
+    live = serve([{"text": "x"}])
+    for priority, background in ((None, False), ("normal", False), ("Background", True)):
+        headers = {} if priority is None else {"X-Kakera-Priority": priority}
+        assert live.http.post(route, json=BODIES[route], headers=headers).status_code == 200
+        assert live.engine.requests[-1].background is background
+    refused = live.http.post(route, json=BODIES[route], headers={"X-Kakera-Priority": "high"})
+    assert refused.status_code == 400 and "normal or background" in refused.text

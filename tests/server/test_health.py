@@ -1,12 +1,13 @@
 """/health: progress, a token for those who want one, and no outage where there is only much to do."""
 
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
-from test_life import BODY, SLOW, leave
+from live_server import hang_up
+from test_life import BODY, CHAT, SLOW
 
 from kakera.server.operate import health
 
@@ -37,38 +38,38 @@ def test_watchdogs_and_routers_and_their_users_may(slow, headers):
     assert slow.http.get("/health?deep=1", headers=headers).json()["status"] == "ok"
 
 
-def test_deep_probes_share_a_token(slow):
+def test_deep_probes_share_a_token(slow, monkeypatch):
+    monkeypatch.setattr(health, "SHARED_SECONDS", 60)
     slow.engine.prefill_seconds = 0.3
     with ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(lambda _: slow.http.get("/health?deep=1").json(), range(40)))
     assert len(slow.engine.requests) == 1 and all(answer["token_seconds"] >= 0.3 for answer in answers)
-    time.sleep(1.0)
+    monkeypatch.setattr(health, "SHARED_SECONDS", 0)
     slow.http.get("/health?deep=1")
     assert len(slow.engine.requests) == 2, "an old answer says nothing"
 
 
 def test_a_queue_of_minutes_is_no_outage_while_steps_finish(serve, monkeypatch):
     monkeypatch.setattr(health, "SHARED_SECONDS", 0)
-    server = serve(SLOW, slots=1, stall_seconds=0.3)
-    with ThreadPoolExecutor(2) as pool:
+    server, seen = serve(SLOW, slots=1, stall_seconds=1), threading.Event()
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as left:
+        left.callback(seen.set)
         for _ in range(2):
-            pool.submit(leave, server, 1.5)
+            pool.submit(hang_up, server.url, CHAT, BODY, seen.is_set)
         server.wait_until(lambda: server.engine.waiting == 1)
         answer = server.http.get("/health?deep=1").json()
         assert (answer["status"], answer["running"], answer["waiting"]) == ("ok", 1, 1)
         assert len(server.engine.requests) == 2, "the probe asks for no token of its own"
         server.engine.stuck = True
-        time.sleep(0.1)  # the step that is on its way
-        assert "the engine hangs" in server.http.get("/health?deep=1").json()["reason"]
+        server.wait_until(lambda: "the engine hangs" in server.http.get("/health?deep=1").json().get("reason", ""))
         server.engine.stuck = False
 
 
-def test_whoever_leaves_a_shared_probe_does_not_end_it(slow):
+def test_whoever_leaves_a_shared_probe_does_not_end_it(slow, monkeypatch):
+    monkeypatch.setattr(health, "SHARED_SECONDS", 60)
     slow.engine.prefill_seconds = 0.5
-    with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.get(slow.url + "/health?deep=1", timeout=0.1)
-        assert pool.submit(slow.http.get, "/health?deep=1").result().status_code == 200
+    hang_up(slow.url, "/health?deep=1", None, lambda: slow.engine.open)
+    assert slow.http.get("/health?deep=1").status_code == 200
     assert len(slow.engine.requests) == 1 and slow.engine.aborted == []
 
 

@@ -398,7 +398,7 @@ MEDIA_TYPES = ("image_url", "file", "image", "input_image", "input_file")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_history_of_an_agent_is_refused_twice(live, dialect, data):
     entries = data.draw(st.lists(st.sampled_from(ENTRIES[dialect]), max_size=8))

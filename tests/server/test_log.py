@@ -11,7 +11,8 @@ import pytest
 
 from kakera.contract.events import Finished, Progress, Usage
 from kakera.contract.request import Sampling
-from kakera.server.generate import Generation, Job
+from kakera.server.choice import Job
+from kakera.server.generate import Generation
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord, record_refusal
 from kakera.server.run import configure_logging

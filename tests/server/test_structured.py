@@ -7,10 +7,13 @@ that the grammar allows it.
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 from pydantic import BaseModel
 from test_chat import CALLS, OFF, TOOLS, ask, streamed
+
+from lazily import lazily
+
+openai = lazily("openai")
 
 ONE_CALL = CALLS[: CALLS.index("</tool_call>") + len("</tool_call>")]
 STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]

@@ -70,7 +70,7 @@ def test_no_token_no_ready(heard) -> None:
         with pytest.raises(EngineDied, match="generates nothing: no token within"):
             await watchdog.first_token(engine, 0.05)
         engine.gate.set()
-        await watchdog.first_token(engine, 1)
+        await watchdog.first_token(engine, 60)
         assert not heard()
 
     asyncio.run(life())
@@ -79,20 +79,22 @@ def test_no_token_no_ready(heard) -> None:
 def test_fed_while_idle_and_while_working_and_not_by_an_old_report(heard) -> None:
     async def life() -> None:
         engine = Engine()
-        watch = EngineWatch(engine, stall_seconds=0.3, poll_seconds=0.01)
+        watch = EngineWatch(engine, stall_seconds=1, poll_seconds=0.01)
         polling = asyncio.create_task(watch.run())
         attending = asyncio.create_task(watchdog.attendant(Notifier.from_environment(), "m answers")(watch))
         for running in (0, 2):
             engine.report = EngineStats(running=running)
-            await asyncio.sleep(0.2)
-            words = heard()
-            assert words.count("WATCHDOG=1") > 2 and f"STATUS=m answers; {running} running, 0 waiting" in words
+            words: list[str] = []
+            async with asyncio.timeout(60):
+                while words.count("WATCHDOG=1") < 3 or f"STATUS=m answers; {running} running, 0 waiting" not in words:
+                    await asyncio.sleep(0.02)
+                    words += heard()
             assert ("READY=1" in words) == (running == 0), "once, at the start"
         engine.reports = False
         await asyncio.sleep(0.1)
         heard()
         with pytest.raises(EngineDied, match=r"no step finished .* 2 running"):
-            await asyncio.wait_for(attending, 5)
+            await asyncio.wait_for(attending, 60)
         assert "WATCHDOG=1" not in heard()
         polling.cancel()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from live_server import free_port
+from live_server import free_port, hang_up, wait_until
 
 from kakera.run.process.client import EngineClient
 from kakera.run.scripted import ScriptedRecipe
@@ -35,7 +35,7 @@ class Stack:
         self.recipe = ScriptedRecipe(path)
         self.model = model
         self.port = free_port()
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=20)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, verify=False)
         self.status: int | None = None
         self.engine: EngineClient | None = None
         self.thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
@@ -127,18 +127,14 @@ def test_echo_with_logprobs_over_several_prefill_chunks(stack):
 
 
 def test_leaving_frees_everything(stack):
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
-            f"http://127.0.0.1:{stack.port}/v1/chat/completions",
-            json={"messages": [{"role": "user", "content": "slow"}], "n": 4},
-            timeout=0.5,
-        )
-    for _ in range(100):
-        stats = stack.stats()
-        if stats["kakera_running"] == 0:
-            break
-        time.sleep(0.05)
-    assert stats["kakera_running"] == 0 and stats["kakera_slots_free"] == stats["kakera_slots_total"]
+    body = {"messages": [{"role": "user", "content": "slow"}], "n": 4}
+    url = f"http://127.0.0.1:{stack.port}"
+    hang_up(url, "/v1/chat/completions", body, lambda: stack.stats()["kakera_running"] == 4)
+    wait_until(lambda: (stats := stack.stats())["kakera_running"] == 0 and free(stats))
+
+
+def free(stats) -> bool:
+    return stats["kakera_slots_free"] == stats["kakera_slots_total"]
 
 
 def test_health_runs_a_token(stack):
@@ -152,7 +148,7 @@ def test_a_killed_engine_process_answers_who_waits_and_ends_the_server_with_70(s
     while stack.stats()["kakera_running"] == 0:
         time.sleep(0.02)
     os.kill(stack.engine.pid, signal.SIGKILL)
-    waiting.join(10)
-    stack.thread.join(15)
+    waiting.join(60)
+    stack.thread.join(60)
     assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "engine_died"
     assert stack.status == 70

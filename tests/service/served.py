@@ -96,7 +96,7 @@ class Served:
                 env=self.environment,
                 preexec_fn=limit,
             )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30, verify=False)
 
     def __enter__(self) -> Served:
         end = time.monotonic() + START_SECONDS

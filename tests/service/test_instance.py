@@ -21,6 +21,7 @@ def test_names_follow_the_cards_that_cuda_sees() -> None:
     assert resources(0, 30000, None) == ("port 30000",)
     assert resources(2, 1, None) == ("port 1", "GPU 0", "GPU 1")
     assert resources(1, 1, "3,1") == ("port 1", "GPU 3")
+    assert resources(1, None, None) == ("GPU 0",)
 
 
 def test_a_second_claim_on_any_of_the_resources_names_the_holder_and_takes_nothing(tmp_path: Path) -> None:

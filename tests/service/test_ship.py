@@ -17,11 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 from served import Served, free_port
 
 from kakera.cli.options import DEFAULT_PORT
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINES = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
 
 
@@ -50,7 +54,7 @@ def test_health_is_asked_where_the_server_listens() -> None:
 
 def status_for(port: int, host: str) -> int:
     """Of a page elsewhere whose name has come to mean this machine (DNS rebinding), or of our own."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/v1/models", headers={"Host": f"{host}:{port}"})
     return connection.getresponse().status
 
@@ -155,8 +159,40 @@ def test_a_wheel_holds_every_file_of_the_package_and_its_command_finds_the_model
 
 
 def test_no_dependency_may_be_as_old_as_its_known_holes() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    bounds = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", line).groups() for line in project["dependencies"])
-    least = {"jinja2": (3, 1, 6), "h11": (0, 16), "starlette": (0, 49, 1), "fastapi": (0, 120, 1)}
+    bounds = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", line).groups() for line in PROJECT["project"]["dependencies"])
+    least = {"torch": "2.10", "jinja2": "3.1.6", "h11": "0.16", "starlette": "1.3.1", "fastapi": "0.133"}
     for name, fixed in least.items():
-        assert tuple(map(int, bounds[name].split("."))) >= fixed, name
+        assert Version(bounds[name]) >= Version(fixed), name
+
+
+def test_what_had_malicious_releases_and_tools_without_promises_are_held_to_one() -> None:
+    clients = [Requirement(line) for line in PROJECT["project"]["optional-dependencies"]["clients"]]
+    held = {each.name for each in clients if [spec.operator for spec in each.specifier] == ["=="]}
+    assert held >= {"litellm", "vllm-router"}
+
+
+def locked(device: str) -> dict[str, Version]:
+    """What a lock pins. Every entry has hashes, and nothing else is in there."""
+    text = (ROOT / f"requirements-{device}.lock").read_text()
+    entries = re.sub(r"#.*\n", "", text).replace("\\\n", " ").splitlines()
+    pins = {}
+    for entry in entries:
+        found = re.fullmatch(r"([\w.-]+)==(\S+)((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", entry)
+        assert found, f"{device}: not a release with hashes: {entry}"
+        pins[found[1]] = Version(found[2])
+    return pins
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_an_image_installs_by_hash_what_pyproject_asks_for(device: str) -> None:
+    project, pins = PROJECT["project"], locked(device)
+    assert f"TORCH := torch=={pins['torch'].public}\n" in (ROOT / "Makefile").read_text(), "make lock"
+    wanted = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
+    wanted += project["optional-dependencies"]["gpu"] if device == "gpu" else []
+    for requirement in map(Requirement, wanted):
+        name = canonicalize_name(requirement.name)
+        assert name in pins, f"{name} is not in the lock: make lock"
+        assert requirement.specifier.contains(pins[name]), f"{requirement}, and {pins[name]} is locked: make lock"
+    installs = [line for line in "\n".join(LINES).replace("\\\n", " ").splitlines() if "pip install" in line]
+    assert any(f"--require-hashes --only-binary :all: -r requirements-{device}.lock" in line for line in installs)
+    assert all("--require-hashes" in line or "--no-deps --no-build-isolation" in line for line in installs)

@@ -50,7 +50,7 @@ def settings_of(text: str) -> dict[str, str]:
         memory_max=st.integers(10**8, 10**11),
     )
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_times_of_the_unit_leave_room_for_each_other(bounds: Bounds) -> None:
     unit = settings_of(unit_text(Facts("m", ("/bin/true",), ("/bin/true",), bounds, drain_seconds=600)))
     assert int(unit["TimeoutStopSec"]) >= 600 + LAST_WORDS_SECONDS + 2 * ENGINE_STOP_SECONDS

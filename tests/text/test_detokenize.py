@@ -19,7 +19,7 @@ def byte_tokens(data: bytes) -> list[int]:
     return tokens
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(), st.booleans())
 def test_any_text_comes_back_whole(text, bytewise):
     tokens = byte_tokens(text.encode()) if bytewise else tokenizer.encode(text)

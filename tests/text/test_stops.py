@@ -27,13 +27,13 @@ def expected(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(small, max_size=6), stop_lists)
 def test_the_first_complete_stop_cuts_the_text_however_it_is_split(pieces, stops):
     assert run(pieces, stops) == expected("".join(pieces), stops)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(small, max_size=6), stop_lists)
 def test_only_the_beginning_of_a_stop_is_held_back(pieces, stops):
     matcher = StopMatcher(stops)

@@ -20,13 +20,13 @@ MARKERS = sorted(tokenizer.added)
 texts = st.lists(st.one_of(st.sampled_from(MARKERS), st.text(max_size=12), st.sampled_from(["\n", " \n", "<|im"])))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts.map("".join))
 def test_pieces_encode_as_the_library_encodes_the_whole(text):
     assert tokenizer.encode(text, allow_special=True) == library.encode(text, add_special_tokens=False).ids
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts.map("".join))
 def test_without_allow_special_no_added_token_appears_and_the_text_survives(text):
     ids = tokenizer.encode(text)
@@ -40,7 +40,7 @@ def test_a_spelled_marker_is_one_token_only_on_request(marker):
     assert len(tokenizer.encode(marker)) > 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(texts.map("".join))
 def test_hidden_markers_are_passed_over_by_split(text):
     hidden = tokenizer.hide_markers(text, "\ufdd0")

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from kakera.text.unicode import well_formed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=12))
 def test_what_utf8_can_carry_is_the_same_object(text):
     assert well_formed(text) is text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(alphabet="a\u00e9\U0001f600\ud83d\ude00\udfff", max_size=12))
 def test_whatever_comes_out_can_be_sent_and_keeps_its_length(text):
     clean = well_formed(text)

@@ -13,7 +13,8 @@ from kakera.cache.tree import Checkpoint, Kind, Node
 from kakera.contract.grid import PAGE
 
 # The order in which kinds are kept. Weights one apart are enough: see Checkpoints.victim.
-WORTH: dict[Kind, int] = {"system": 5, "branch": 4, "message": 3, "rolling": 2, "grid": 1}
+WORTH: dict[Kind, int] = {"system": 5, "branch": 4, "message": 3, "rolling": 2, "rest": 2, "grid": 1}
+_MODEST: tuple[Kind, ...] = ("grid", "rest")  # displace nothing that is worth more
 
 
 class Checkpoints:
@@ -57,11 +58,12 @@ class Checkpoints:
 
         GreedyDual: a record's credit is its kind's worth plus the credit of the last victim at the time of its last
         use. So kinds go in order and the least recently used first within a kind, but no kind is immortal: last
-        week's system prompt ages while today's answers come and go. A grid point never displaces a better record.
+        week's system prompt ages while today's answers come and go. A grid point or a rest never displaces a better
+        record.
         """
         loose = (record for record in self.published.values() if record.pins == 0)
         least = min(loose, key=lambda record: (record.credit, record.used_at), default=None)
-        if least is None or (asking == "grid" and least.credit > self._inflation + WORTH["grid"]):
+        if least is None or (asking in _MODEST and least.credit > self._inflation + WORTH[asking]):
             return None
         self._inflation = max(self._inflation, least.credit)
         return least

@@ -19,7 +19,10 @@ from kakera.cache.tree import Checkpoint, Kind, Node, Sink
 from kakera.contract.events import Flushed
 from kakera.contract.grid import PAGE
 from kakera.contract.request import packed
-from kakera.contract.step import Action, ResetSlot, RestoreCheckpoint, SavePoint, SaveSink
+from kakera.contract.step import Action, ResetSlot, RestoreCheckpoint, SavePoint, SaveSink, SaveSlot
+
+_RESTS = 4  # prompts that were left half computed, at most
+_REST_GAIN = 4  # pages that a rest must spare whoever comes back: replaying fewer costs less than keeping it
 
 
 class PrefixCache:
@@ -115,6 +118,24 @@ class PrefixCache:
         self._residency.free_device(1)
         lease.pages.append(self.device.take())
         return True
+
+    def rest(self, lease: Lease) -> None:
+        """Keep the state of a prompt that stops half computed between two steps (its client has gone, or it gives way
+        to others): the same prompt goes on there. To be called before `release`."""
+        known = next((node.depth for node in reversed(lease.path) if node.checkpoint is not None), 0)
+        if len(lease.path) - known < _REST_GAIN or not self.can_save:
+            return
+        rests = [record for record in self.checkpoints.published.values() if record.kind == "rest"]
+        if len(rests) >= _RESTS:
+            oldest = min((r for r in rests if r.pins == 0), key=lambda record: record.used_at, default=None)
+            if oldest is None:
+                return
+            self._residency.lose_checkpoint(oldest)
+        for point in self.reserve(lease, [(len(lease.path) * PAGE, "rest")]):
+            self._log.add(SaveSlot(lease.slot, point.checkpoint, point.position))
+            if lease.sink is not None:
+                self._log.add(SaveSink(lease.slot, lease.sink.id))
+        self.publish(lease)
 
     def release(self, lease: Lease) -> None:
         """Give everything back; complete pages stay cached."""

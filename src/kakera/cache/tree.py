@@ -15,7 +15,7 @@ from typing import Literal
 
 from kakera.cache.keys import PageKey
 
-Kind = Literal["system", "branch", "message", "rolling", "grid"]
+Kind = Literal["system", "branch", "message", "rolling", "rest", "grid"]
 
 _REMEMBERED = 65_536  # removed nodes remembered to tell "evicted" from "never seen"
 

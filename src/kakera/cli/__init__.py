@@ -15,6 +15,7 @@ import typer
 
 from kakera import __version__
 from kakera.cli import (
+    batch,
     bench,
     cache,
     calibrate,
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
+app.command("batch")(batch.batch)
 app.command("plan")(plan.plan)
 app.command("pull")(pull.pull)
 app.command("models")(models.models)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kakera.cli.options import MODEL_HELP, with_memory_options
+from kakera.cli.options import MODEL_HELP, ThreadsOption, with_memory_options
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 
@@ -45,6 +45,7 @@ def chat(
         typer.Option("--url", metavar="URL", help="Talk to a running server, such as http://127.0.0.1:30000."),
     ] = None,
     api_key: Annotated[str | None, typer.Option("--api-key", help="Its key, with --url.")] = None,
+    threads: ThreadsOption = None,
     *,
     wishes: Wishes,
 ) -> None:
@@ -63,7 +64,7 @@ def chat(
     elif api_key is not None:
         raise UsageError("--api-key needs --url")
     else:
-        answerer = _local(model or "mini", wishes, settings, console)
+        answerer = _local(model or "mini", wishes, settings, threads, console)
     conversation = Conversation(answerer, console, system)
     if sys.stdin.isatty():
         talk(conversation)
@@ -71,15 +72,18 @@ def chat(
         conversation.ask(text)
 
 
-def _local(model: str, wishes: Wishes, settings: Settings, console: Console) -> Answerer:
+def _local(model: str, wishes: Wishes, settings: Settings, threads: int | None, console: Console) -> Answerer:
     from kakera.cli.engine import recipe_for, served_model
     from kakera.cli.local_answers import LocalModel
     from kakera.cli.model import resolve_model
+    from kakera.target.devices import resolve_to_compute
+    from kakera.target.threads import patient_threads
 
     found = resolve_model(model)
     offered = served_model(found)
-    recipe = recipe_for(found, wishes, lambda line: console.print(line, style="dim", soft_wrap=True))
-    return LocalModel(recipe(), offered, settings)
+    recipe = recipe_for(found, wishes, lambda line: console.print(line, style="dim", soft_wrap=True), threads)
+    with patient_threads(computes=not resolve_to_compute(wishes.gpus).target.has_cards):
+        return LocalModel(recipe(), offered, settings)
 
 
 def _remote(url: str, key: str | None, model: str, wishes: Wishes, settings: Settings) -> Answerer:

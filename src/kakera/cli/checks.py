@@ -134,10 +134,13 @@ def c_compiler() -> Finding:
 
 
 def cpu() -> Finding:
+    from kakera.target.threads import given_threads
+
     flags = _cpu_flags()
     vector = next((name for name in ("avx512f", "avx2", "asimd") if name in flags), "")
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    detail = f"{count} threads, {platform.machine()}{', ' + vector if vector else ''}"
+    count, there = given_threads(), os.cpu_count() or 1
+    given = f"{count} threads" if count == there else f"{count} of {there} threads are given to this process"
+    detail = f"{given}, {platform.machine()}{', ' + vector if vector else ''}"
     if platform.machine() in ("x86_64", "AMD64") and flags and not vector:
         return Finding("cpu", "note", f"{detail}, without AVX2", "the CPU engine works but is several times slower")
     return Finding("cpu", "ok", detail)

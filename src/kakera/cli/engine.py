@@ -27,8 +27,9 @@ if TYPE_CHECKING:
         def __call__(self) -> LocalEngine: ...
 
 
-def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Recipe:
-    """How to build the engine. `say` gets the plan's sum and its warnings, one line each. Raises PlanRefused."""
+def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads: int | None = None) -> Recipe:
+    """How to build the engine, with `threads` of a CPU. `say` gets the plan's sum and its warnings, one line each.
+    Raises PlanRefused."""
     if model.scripted:
         from kakera.run.scripted import ScriptedRecipe
 
@@ -45,7 +46,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Reci
     say(summary(plan))
     for caution in (*cautions(plan, machine, wishes), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
-    return EngineRecipe(model.path, plan)
+    return EngineRecipe(model.path, plan, threads=threads)
 
 
 def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:

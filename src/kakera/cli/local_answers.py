@@ -9,14 +9,13 @@ from itertools import count
 from threading import Event as Flag
 from typing import Any
 
-from kakera.chat.thinking import ThinkSplitter
 from kakera.cli.conversation import Ended, Piece, Reading, Settings
 from kakera.contract.events import Event, Finished, Progress, Tokens
 from kakera.contract.request import Request, Sampling
 from kakera.errors import KakeraError, UsageError
 from kakera.run.interface import Engine
+from kakera.server.choice import ChatOutput, ChoiceText, Delta, Job
 from kakera.server.model import ServedModel
-from kakera.text.detokenize import Detokenizer
 
 
 class LocalModel:
@@ -32,18 +31,17 @@ class LocalModel:
     def answer(self, messages: Sequence[dict[str, Any]]) -> Generator[Reading | Piece | Ended]:
         """See Answerer."""
         prompt = self._template.prompt(list(messages), variables={"enable_thinking": self.settings.thinking})
-        request = Request(f"chat-{next(self._ids)}", prompt.tokens, self._sampling(), prompt.boundaries)
-        decoder, splitter = Detokenizer(self.model.tokenizer), ThinkSplitter(inside=prompt.opens_thinking)
-        for event in self._events(request):
+        shown_as = ChatOutput(prompt.opens_thinking)
+        job = Job(f"chat-{next(self._ids)}", prompt.tokens, self._sampling(), prompt.boundaries, chat=shown_as)
+        text = ChoiceText(job, 0, self.model.tokenizer)
+        for event in self._events(job.request(0)):
             match event:
                 case Progress(_, done, total):
                     yield Reading(done, total)
-                case Tokens(_, tokens, _):
-                    text = "".join(decoder.feed(t) for t in tokens if t not in self.model.eos)
-                    yield from (Piece(part.kind, part.text) for part in splitter.feed(text))
+                case Tokens() as tokens:
+                    yield from _pieces(text.feed(tokens))
                 case Finished() as finished:
-                    parts = splitter.feed(decoder.finish()) + splitter.finish()
-                    yield from (Piece(part.kind, part.text) for part in parts)
+                    yield from _pieces(text.finish(finished))
                     if finished.reason == "error":
                         raise KakeraError(finished.message)
                     yield Ended(finished.reason, finished.usage)
@@ -72,6 +70,13 @@ class LocalModel:
             repetition_penalty=defaults.repetition_penalty,
             stop_token_ids=self.model.eos,
         )
+
+
+def _pieces(delta: Delta) -> Iterator[Piece]:
+    if delta.reasoning:
+        yield Piece("reasoning", delta.reasoning)
+    if delta.text:
+        yield Piece("content", delta.text)
 
 
 @contextmanager

@@ -60,6 +60,9 @@ DrainOption = Annotated[
     typer.Option("--drain-seconds", min=0, max=86400, help="For which requests may go on after SIGTERM."),
 ]
 DEFAULT_DRAIN = 3.0  # as in server/run.py
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads of a CPU. Default: as many as are fast here, measured.")
+]
 DEFAULT_KEEP_ALIVE = 130  # as in server/http/connection.py, which is not imported to say --help
 DEFAULT_HOST, DEFAULT_PORT, DEFAULT_LEVEL = "127.0.0.1", 30000, "info"
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any
-from urllib.parse import urlsplit
 
+from kakera.batch.endpoint import Endpoint
 from kakera.cli.conversation import Ended, Piece, Reading, Settings
 from kakera.contract.events import Usage
-from kakera.errors import KakeraError, UsageError
+from kakera.errors import KakeraError
 
 CONNECT_SECONDS = 10.0  # to reach a server; an answer may take as long as it takes
 SHOWN_BODY = 300  # characters of an error that is none of OpenAI's
@@ -22,18 +22,9 @@ class RemoteModel:
     """Raises UsageError for a URL that is none, KakeraError if nobody answers there. `name`: "" is its first model."""
 
     def __init__(self, url: str, key: str | None, name: str, settings: Settings):
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        try:
-            self._host, self._port = parts.hostname or "", parts.port
-        except ValueError:
-            self._host = ""
-        if not self._host or parts.scheme not in ("http", "https"):
-            raise UsageError(f"--url {url}: give where a server answers, such as http://127.0.0.1:30000")
-        if key and not (key.isascii() and key.isprintable()):
-            raise UsageError("--api-key: a key is made of printable ASCII letters")
-        self._connection = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._base = parts.path.rstrip("/").removesuffix("/chat/completions").removesuffix("/v1") + "/v1"
-        self.url = f"{parts.scheme}://{parts.netloc}{self._base}"
+        there = Endpoint.of(url, key)
+        self._host, self._port, self._base, self.url = there.host, there.port, there.base, there.url
+        self._connection = HTTPSConnection if there.scheme == "https" else HTTPConnection
         self._headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._settings = settings
         self.name = name or self._first_model()

@@ -26,6 +26,7 @@ from kakera.cli.options import (
     ModelArgument,
     NameOption,
     PortOption,
+    ThreadsOption,
     with_memory_options,
 )
 from kakera.plan.plan import Wishes
@@ -46,6 +47,9 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option("--api-key-file", help="Keys from a file, one a line: process lists show options.")
     ] = None,
+    cache_per_key: Annotated[
+        bool, typer.Option("--cache-per-key", help="What one key has sent is not reused for another.")
+    ] = False,
     allowed_host: AllowedHostOption = None,
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
@@ -53,6 +57,7 @@ def serve(
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     drain_seconds: DrainOption = DEFAULT_DRAIN,
+    threads: ThreadsOption = None,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
     ] = None,
@@ -94,7 +99,7 @@ def serve(
         raise UsageError("--record-prompts needs --record FILE")
     keys = keys_of(api_key, api_key_file)
     names, origins = tuple(allowed_host or ()), tuple(cors_origin or ())
-    access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins)
+    access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
     notifier = Notifier.from_environment()
     found = resolve_model(model)
     machine = resolve_to_compute(wishes.gpus)
@@ -107,7 +112,7 @@ def serve(
     if claim:
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, aliases, any_name=any_name)
-    recipe = recipe_for(found, wishes, say)
+    recipe = recipe_for(found, wishes, say, threads)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")
@@ -121,7 +126,7 @@ def serve(
         from kakera.run.process.client import EngineClient
 
         notifier.send(f"STATUS=loading {name}")
-        starting = asyncio.create_task(EngineClient.start(recipe, bind_threads=not machine.target.has_cards))
+        starting = asyncio.create_task(EngineClient.start(recipe, computes=not machine.target.has_cards))
         await asyncio.sleep(0)  # the engine's process loads while this one imports the web server, a second's work
         from kakera.server.run import serve as serve_engine
         from kakera.server.watchdog import attendant, first_token
@@ -168,7 +173,7 @@ def serve(
     raise typer.Exit(status)
 
 
-def claim_for(cards: int, port: int, holder: Holder) -> Claim | None:
+def claim_for(cards: int, port: int | None, holder: Holder) -> Claim | None:
     """Locks on the port and on the cards. Raises UsageError naming who holds them."""
     import os
 

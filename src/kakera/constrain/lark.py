@@ -18,7 +18,8 @@ JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_sepa
 
 
 def literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    """As Lark's strings are JSON's, but for U+007F, which its lexer takes only escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def token(tokenizer: Tokenizer, text: str) -> str:

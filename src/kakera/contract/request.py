@@ -77,7 +77,8 @@ class Boundary:
 @dataclass(frozen=True)
 class Request:
     """One choice of one completion. `salt` separates prefix caches that must not be shared; without `cache` it neither
-    reads nor writes the prefix cache. Waiting requests of different `client`s take turns.
+    reads nor writes the prefix cache. Waiting requests of different `client`s take turns. `background`: it gives way to
+    all that are not.
 
     Long prompts should come `packed`.
     """
@@ -89,6 +90,7 @@ class Request:
     salt: bytes = b""
     cache: bool = True
     client: str = ""  # whose it is, as a name that says nothing; "" is nobody's
+    background: bool = False
 
 
 def packed(tokens: Iterable[int]) -> array[int]:

@@ -40,6 +40,15 @@ class RestoreCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sink: int | None  # None only if position == 0 or the KV codec needs no sink
 
 
+class SaveSlot(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Save a checkpoint of what a slot holds: the state after `position` tokens (a multiple of PAGE), where the last
+    step left its prompt."""
+
+    slot: int
+    checkpoint: int
+    position: int
+
+
 class SaveSink(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Copy a slot's 16-bit sink page (complete by now) to the host store."""
 
@@ -95,7 +104,9 @@ class ReadRecords(msgspec.Struct, frozen=True, array_like=True, tag=True):
     records: tuple[DiskRecord, ...]
 
 
-Action = ResetSlot | RestoreCheckpoint | SaveSink | DemotePages | PromotePages | Drop | WriteRecords | ReadRecords
+Action = (
+    ResetSlot | RestoreCheckpoint | SaveSlot | SaveSink | DemotePages | PromotePages | Drop | WriteRecords | ReadRecords
+)
 
 
 class SavePoint(msgspec.Struct, frozen=True, array_like=True):

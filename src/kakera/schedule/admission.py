@@ -25,26 +25,27 @@ class Admission:
         self.clock = clock
         self._refused: tuple[int, int] | None = None  # who did not fit, and the cache's gains then
 
-    def admit(self, waiting: WaitingQueue, running: Running) -> bool:
-        """Start requests in the queue's order while slots and pages last; False if they did not last.
+    def admit(self, waiting: WaitingQueue, running: Running) -> Sequence | None:
+        """Start requests in the queue's order while slots and pages last; whom they did not last for, if anybody.
 
         A request that does not fit blocks those behind it, or it might wait for ever; it is matched again only once
         the cache has gained something (0.4 ms for 1,500 shared pages, in every step of those that run). One that waits
         for another's checkpoint, for the disk, or for its reader, blocks nobody.
         """
         for sequence in islice((each for each in waiting if not (each.paused or each.fetching)), _LOOK_AHEAD):
-            if running.slots.free == 0:
-                return False
+            full = running.slots.free == 0
+            if full and (sequence.background or not running.background):
+                return sequence
             if self._refused == (sequence.arrival, self.cache.gains):
-                return False
+                return sequence
             match = self.match(sequence)
             if self._is_worth_waiting(sequence, match, running):
                 continue
-            if not self._start(sequence, match, running):
+            if full or not self._start(sequence, match, running):
                 self._refused = sequence.arrival, self.cache.gains
-                return False
+                return sequence
             waiting.admit(sequence)
-        return True
+        return None
 
     def match(self, sequence: Sequence) -> Match:
         if sequence.wants_echo or not sequence.cached:
@@ -78,13 +79,14 @@ class Admission:
 
         It is ahead on the same tokens, so waiting loses nothing. It ends when that prefill passes the point, or is
         preempted, or fails: the wait is bounded by work that would have to be done anyway. If the two part far behind
-        the last save point, the other saves there too: a branch seen before it exists.
+        the last save point, the other saves there too: a branch seen before it exists. Nobody waits for one in the
+        background, which may stand still.
         """
         if sequence.wants_echo or not (sequence.cached and self.cache.can_save):
             return False
         limit = (len(sequence.tokens) - 1) // PAGE * PAGE
         for other in running.prefilling():
-            if not other.cached:
+            if not other.cached or (other.background and not sequence.background):
                 continue
             shared = min(limit, _shared_tokens(sequence, other))
             best = max((position for position, _ in other.saves if position <= shared), default=match.position)

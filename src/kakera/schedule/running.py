@@ -1,4 +1,4 @@
-"""Running: the requests that hold a slot, oldest first."""
+"""Running: the requests that hold a slot, oldest first; those in the background behind all others."""
 
 from __future__ import annotations
 
@@ -28,11 +28,17 @@ class Running:
         self.slots.give(slot)
 
     def oldest_first(self) -> list[Sequence]:
-        return sorted(self._running.values(), key=lambda sequence: sequence.arrival)
+        return sorted(self._running.values(), key=lambda sequence: (sequence.background, sequence.arrival))
 
     def victim(self) -> Sequence:
-        """Whom to preempt: the youngest of those that wait for their readers, or else the youngest."""
-        return max(self._running.values(), key=lambda sequence: (sequence.paused, sequence.arrival))
+        """Whom to preempt: the youngest of those that wait for their readers, or else of those in the background, or
+        else of all."""
+        return max(self._running.values(), key=lambda each: (each.paused, each.background, each.arrival))
+
+    @property
+    def background(self) -> bool:
+        """Whether somebody here would give way."""
+        return any(sequence.background for sequence in self._running.values())
 
     def prefilling(self) -> list[Sequence]:
         return [sequence for sequence in self.oldest_first() if sequence.prefilling]

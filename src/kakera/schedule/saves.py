@@ -9,7 +9,6 @@ from kakera.cache.tree import Kind
 from kakera.contract.grid import PAGE
 from kakera.contract.request import Boundary
 
-_FIRST_OCTAVE = 256  # smallest grid point: replaying less costs less than keeping a checkpoint
 _NEWEST = 8  # message ends saved densely; older ones one an octave of their distance from the prompt's end
 
 
@@ -47,9 +46,9 @@ def choose_saves(
 
 
 def grid_points(tokens: int, grid: int) -> list[int]:
-    """256, 512, ... up to the grid, then its multiples: of a shared prefix at least half is hit on the second visit."""
+    """64, 128, 256, ... up to the grid, then its multiples: half of a shared prefix, or more, lies before one."""
     points: list[int] = []
-    position = min(_FIRST_OCTAVE, grid)
+    position = PAGE
     while position <= tokens:
         points.append(position)
         position += min(position, grid)

@@ -69,8 +69,9 @@ class Scheduler:
         free = self.running.slots.free
         if len(self.waiting) >= self.limits.max_waiting + free:
             raise _queue_full(f"{len(self.waiting)} requests are waiting, which is the limit")
-        if request.client and self.waiting.of(request.client) >= self.limits.share + free:
-            raise _queue_full(f"{self.waiting.of(request.client)} of your requests are waiting, which is your share")
+        own = self.waiting.of(request.client, request.background)
+        if request.client and own >= self.limits.share + free:
+            raise _queue_full(f"{own} of your requests are waiting, which is your share")
         self._arrivals += 1
         self.waiting.push(Sequence(request, self._arrivals, self.clock(), allowed=allowed))
 
@@ -106,10 +107,10 @@ class Scheduler:
         decoding = (sequence for sequence in self._decoding() if self._has_page(sequence))
         decode = [self._row(s, len(s.tokens), drafts_of(self.drafter, s, self.limits.context)) for s in decoding]
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
-            self._admit()
+            gone = self._admit()
+            decode = [row for row in decode if row.request_id not in gone]
         prompts = self.running.prefilling()
-        shares = divide(self.budget.tokens(len(decode)), [s.target - s.computed for s in prompts], self._steps)
-        prefill = self._segments(prompts, shares)
+        prefill = self._segments(prompts, self._shares(prompts, self.budget.tokens(len(decode))))
         may_follow = self._let_ahead(decode, bool(prefill))
         if self.disk is not None:
             self.disk.write(idle=not decode and not prefill)
@@ -121,21 +122,34 @@ class Scheduler:
         return self._in_flight
 
     def _decoding(self) -> list[Sequence]:
-        """Who decodes in the next step, oldest first. Whoever was let ahead is among them."""
+        """Who decodes in the next step, in the order of `Running`. Whoever was let ahead is among them."""
         return [s for s in self.running.oldest_first() if s.decoding and not s.paused]
 
-    def _admit(self) -> None:
-        """Whoever can run comes before those that wait for their readers, who lose their places to it."""
+    def _admit(self) -> set[str]:
+        """Who can run takes the places of those that wait for their readers, and who is waited for those of the
+        background. Returns the ids of who lost its place."""
         before = set(self.running.oldest_first())
-        self._make_room()
+        gone = self._make_room()
         admitted = [sequence for sequence in self.running.oldest_first() if sequence not in before]
         self._events += [Progress(sequence.id, sequence.computed, sequence.target) for sequence in admitted]
+        return gone
 
-    def _make_room(self) -> None:
-        while not self.admission.admit(self.waiting, self.running):
-            if not self.running or not (victim := self.running.victim()).paused:
-                return
+    def _make_room(self) -> set[str]:
+        gone: set[str] = set()
+        while (blocked := self.admission.admit(self.waiting, self.running)) and self.running:
+            victim = self.running.victim()
+            if not victim.paused and (blocked.background or not victim.background):
+                break
             self._preempt(victim)
+            gone.add(victim.id)
+        return gone
+
+    def _shares(self, prompts: list[Sequence], budget: int) -> list[int]:
+        """Prompt tokens of the step for each; those in the background, who come last, share what the others leave."""
+        left = [sequence.target - sequence.computed for sequence in prompts]
+        first = sum(not sequence.background for sequence in prompts)
+        shares = divide(budget, left[:first], self._steps)
+        return shares + divide(budget - sum(shares), left[first:], self._steps)
 
     def _let_ahead(self, decode: list[Segment], beside_prompts: bool) -> tuple[int, ...]:
         rows = {row.request_id: i for i, row in enumerate(decode)}
@@ -259,12 +273,15 @@ class Scheduler:
             self._events.append(Tokens(sequence.id, tuple(shown), result.logprobs[: len(shown)]))
 
     def _end(self, sequence: Sequence, reason: FinishReason, message: str = "", code: str = "") -> None:
-        self._give_back(sequence)
+        self._give_back(sequence, failed=reason == "error")
         self._report_end(sequence, reason, message, code)
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _give_back(self, sequence: Sequence, failed: bool = False) -> None:
+        """A prompt that is not whole yet rests where it stops: whoever sends it again goes on there."""
         lease = sequence.lease
         assert lease is not None
+        if sequence.prefilling and sequence.cached and not failed:
+            self.cache.rest(lease)
         self.cache.release(lease)
         self.running.remove(sequence, lease.slot)
         sequence.stop()

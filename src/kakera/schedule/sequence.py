@@ -62,6 +62,11 @@ class Sequence:
         return self.request.cache
 
     @property
+    def background(self) -> bool:
+        """Nobody waits for it: it takes what others leave."""
+        return self.request.background
+
+    @property
     def prompt_tokens(self) -> int:
         return len(self.request.tokens)
 

@@ -60,7 +60,7 @@ def create_app(
     `body_limit` is in bytes; without it, it follows from the context."""
     watch = watch or EngineWatch(engine)
     body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest)
-    service = Service(engine, model, watch, Intake(body_limit), keyed=bool(access.keys))
+    service = Service(engine, model, watch, Intake(body_limit), access=access)
     refusals = Refusals(partial(record_refusal, service.metrics))
 
     @contextlib.asynccontextmanager

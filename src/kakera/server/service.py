@@ -14,11 +14,13 @@ from fastapi import Request
 from kakera.contract.events import EngineStats
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
+from kakera.server.choice import Job
 from kakera.server.fields import RequestBody
 from kakera.server.foreign import LIMITS, check_foreign
-from kakera.server.generate import Generation, Job
+from kakera.server.generate import Generation
+from kakera.server.http.access import OPEN, Access
 from kakera.server.http.drain import Drain
-from kakera.server.http.guard import client_of
+from kakera.server.http.guard import client_of, is_background
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord
@@ -36,7 +38,7 @@ class Service:
     model: ServedModel
     watch: EngineWatch
     intake: Intake
-    keyed: bool = False  # whether every request has one of the server's keys
+    access: Access = OPEN
     metrics: Metrics = field(default_factory=Metrics)
     arriving: int = 0  # requests that become jobs just now: a long prompt is tokenised for a second
     drain: Drain = field(init=False)
@@ -90,16 +92,18 @@ class Service:
         return replace(stats, waiting=stats.waiting + self.arriving)
 
     def generation(self, job: Job, request: Request) -> Generation:
-        """From here on the generation's own record says how the request ended. Raises what everybody got who waited
-        when the server was told to stop."""
+        """From here on the generation's own record says how the request ended. Raises RequestRefused for a priority
+        that does not exist, and what everybody got who waited when the server was told to stop."""
         if self._stopped is not None:
             raise self._stopped
+        background = is_background(request.scope)
         request.state.recorded = True
         self.intake.leave()
         received: float = request.state.received
         client = request.client.host if request.client else None
         record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received, client)
-        job = replace(job, client=client_of(request.scope, keyed=self.keyed))
+        name = client_of(request.scope, self.access)
+        job = replace(job, client=name, salt=name.encode() if self.access.cache_per_key else b"", background=background)
         generation = Generation(self.engine, self.model.tokenizer, job, record)
         self._generations.add(generation)
         return generation

@@ -60,13 +60,14 @@ class Claim:
             os.pwrite(descriptor, data, 0)
 
 
-def resources(cards: int, port: int, visible: str | None) -> tuple[str, ...]:
-    """Names of what a server needs for itself: its port, and its cards, counted as CUDA counts the `visible` ones.
+def resources(cards: int, port: int | None, visible: str | None) -> tuple[str, ...]:
+    """Names of what a server needs for itself: its port, and its cards, counted as CUDA counts the `visible` ones. A
+    batch has no port.
 
     A CPU is shared by whoever plans on it, as memory in use is counted by every plan.
     """
     names = visible.split(",")[:cards] if visible else [str(index) for index in range(cards)]
-    return (f"port {port}", *(f"GPU {name.strip()}" for name in names))
+    return (*(f"port {port}" for _ in (port,) if port is not None), *(f"GPU {name.strip()}" for name in names))
 
 
 def claim(names: Iterable[str], holder: Holder, directory: Path) -> Claim:

@@ -39,29 +39,13 @@ from kakera.run.process.messages import (
     encode,
 )
 from kakera.run.process.socket_place import make_socket_directory
+from kakera.target.threads import patient_threads
 
 STOP_SECONDS = 15.0  # of which 11 for what goes to the disk cache
 LAST_WORDS_SECONDS = 0.5
 # A request pauses when so many tokens wait for its reader: with 20 log-probabilities each 0.7 MB. Its reader may stop
 # for the time of half of them before that costs it anything (a second of a 27B that decodes alone).
 UNREAD_TOKENS = 256
-
-
-@contextlib.contextmanager
-def _threads_bound(bind: bool) -> Iterator[None]:
-    """Bind the OpenMP threads of a child started inside to cores, unless the user has arranged threads otherwise.
-
-    A busy neighbour (a client, a test, another program) moves unbound threads together on one core, where each spins
-    for the other: on two cores with one such neighbour, prefill ran at 111 to 134 tokens/s unbound and 207 bound,
-    decode at 8 and 14; alone, binding costs a tenth (388 against 426).
-    """
-    added = {"OMP_PROC_BIND"} if bind and not {"OMP_PROC_BIND", "OMP_NUM_THREADS"} & set(os.environ) else set()
-    os.environ.update(dict.fromkeys(added, "true"))
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 @contextlib.contextmanager
@@ -95,11 +79,11 @@ class EngineClient:
         asyncio.get_running_loop().add_reader(process.sentinel, self._on_death)
 
     @staticmethod
-    async def start(build: Callable[[], Any], *, bind_threads: bool = False) -> EngineClient:
+    async def start(build: Callable[[], Any], *, computes: bool = False) -> EngineClient:
         """Start the process and wait until the model is loaded. Raises what the engine says if it can not start.
 
-        `build` runs in the child: a picklable callable that returns a LocalEngine. `bind_threads`: one thread a core,
-        for an engine that computes on the CPU.
+        `build` runs in the child: a picklable callable that returns a LocalEngine. `computes`: on the CPU, with
+        threads that sleep while they wait.
         """
         directory = make_socket_directory()
         endpoint = f"ipc://{directory}/engine"
@@ -109,7 +93,7 @@ class EngineClient:
             target=engine_main, args=(endpoint, os.getpid(), build), name="kakera-engine", daemon=True
         )
         try:
-            with _threads_bound(bind_threads), _interrupts_blocked():
+            with patient_threads(computes), _interrupts_blocked():
                 process.start()
         except BaseException:
             socket.close(linger=0)

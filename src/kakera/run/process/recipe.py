@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,13 +27,15 @@ class Recording:
 
 @dataclass(frozen=True)
 class EngineRecipe:
-    """A picklable build function, which shows on stderr how far it has come."""
+    """A picklable build function, which shows on stderr how far it has come. `threads` that a CPU computes with; None:
+    as many as are fast here."""
 
     directory: Path
     plan: Plan
     recording: Recording | None = None
     disk: DiskCache | None = None
     kv_events: KvEvents | None = None
+    threads: int | None = None
 
     def __call__(self) -> LocalEngine:
         """Raises CheckpointError, UsageError."""
@@ -41,6 +44,10 @@ class EngineRecipe:
 
         with start_progress() as progress:
             engine = build_engine(self.directory, self.plan, progress=progress, grammars=True, disk=self.disk)
+        if not self.plan.target.has_cards:
+            from kakera.run.threads import settle_threads
+
+            print(f"the CPU {settle_threads(engine.runner, self.threads)}", file=sys.stderr, flush=True)
         if self.recording is not None:
             record(engine, self.plan, self.recording)
         if self.kv_events is not None:

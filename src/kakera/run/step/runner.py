@@ -22,7 +22,9 @@ from kakera.contract.step import (
     RestoreCheckpoint,
     RowResult,
     SamplingInput,
+    SavePoint,
     SaveSink,
+    SaveSlot,
     Segment,
     StepPlan,
     StepResult,
@@ -74,6 +76,7 @@ class TorchRunner:
         self.graphs = graphs
         self.disk = disk
         self.device = states.device
+        self._stops: dict[int, Tensor] = {}  # by slot, what a step left of a prompt's last hidden state (SaveSlot)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
@@ -133,6 +136,8 @@ class TorchRunner:
         kept = [_kept(row, chosen.get(row.request_id)) for row in plan.rows]
         self._take_back(plan.decode, kept, before)
         spans = [slice(span.offset, span.offset + count) for span, count in zip(batch.spans, kept, strict=True)]
+        for row, span in zip(plan.prefill, batch.prefill, strict=True):
+            self._stops[row.slot] = hidden_TH[span.rows.stop - 1].clone()
         whole = [i for i, row in enumerate(plan.decode) if kept[i] == len(row.tokens)]
         self._save_behind([plan.decode[i] for i in whole], [hidden_TH[spans[i].stop - 1] for i in whole])
         finite = _finite_spans(hidden_TH, spans)
@@ -162,12 +167,16 @@ class TorchRunner:
         for row, hidden_H in zip(rows, hidden_RH, strict=True):
             for save in row.saves:
                 assert save.position == row.end, "a decode row is saved behind its last token"
-                checkpoint = self.store.new_checkpoint(save.position)
-                self.states.save(row.slot, checkpoint)
-                self.kv.store.save_window(row.slot, checkpoint)
-                if checkpoint.hidden_H is not None:
-                    checkpoint.hidden_H.copy_(hidden_H)
-                self.store.keep_checkpoint(save.checkpoint, checkpoint)
+                self._save_slot(row.slot, save, hidden_H)
+
+    def _save_slot(self, slot: int, save: SavePoint, hidden_H: Tensor) -> None:
+        """A checkpoint of what a slot holds now."""
+        checkpoint = self.store.new_checkpoint(save.position)
+        self.states.save(slot, checkpoint)
+        self.kv.store.save_window(slot, checkpoint)
+        if checkpoint.hidden_H is not None:
+            checkpoint.hidden_H.copy_(hidden_H)
+        self.store.keep_checkpoint(save.checkpoint, checkpoint)
 
     def _batch(self, plan: StepPlan) -> tuple[Batch, list[_Staged]]:
         device = self.device
@@ -230,6 +239,8 @@ class TorchRunner:
                 self.states.reset(slot)
             case RestoreCheckpoint(slot, checkpoint, _, sink):
                 self.store.load(slot, checkpoint, sink)
+            case SaveSlot(slot, checkpoint, position):
+                self._save_slot(slot, SavePoint(position, checkpoint), self._stops[slot])
             case SaveSink(slot, sink):
                 self.store.keep_sink(sink, slot)
             case DemotePages(pairs):

@@ -11,7 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kakera.server.generate import Delta, Generation
+from kakera.server.choice import Delta
+from kakera.server.generate import Generation
 
 Kind = Literal["reasoning", "text", "call"]
 

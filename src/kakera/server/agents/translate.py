@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from kakera.chat.template import Prompt
 from kakera.errors import RequestRefused
+from kakera.server.choice import Job
 from kakera.server.fields import RequestBody
-from kakera.server.generate import Job
 from kakera.server.http.errors import explain
 from kakera.server.openai.chat import chat_job, chat_prompt
 from kakera.server.openai.sampling import count_check

@@ -16,7 +16,8 @@ from kakera.server.agents.translate import dialect_job, dialect_prompt, names_of
 from kakera.server.anthropic.answers import MessageAnswer, TokenCount
 from kakera.server.anthropic.input import NAMES, messages_chat
 from kakera.server.anthropic.schema import CountBody, MessagesBody
-from kakera.server.generate import Delta, Generation
+from kakera.server.choice import Delta
+from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.errors import ANTHROPIC_ROUTE, anthropic_body, describe
 from kakera.server.http.openapi import ANTHROPIC_ERRORS, streams

@@ -22,11 +22,13 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s*]+")
 @dataclass(frozen=True)
 class Access:
     """`keys`: one of them is needed, if there are any. `hosts`: names that Host may have; empty takes every name.
-    `origins`: those of pages elsewhere that may use this server from a browser."""
+    `origins`: those of pages elsewhere that may use this server from a browser. `cache_per_key`: what one key has sent
+    is not found in the prefix cache by another."""
 
     keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    cache_per_key: bool = False
 
     @classmethod
     def when_bound(
@@ -36,9 +38,12 @@ class Access:
         keys: tuple[str, ...] = (),
         allowed_hosts: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
+        cache_per_key: bool = False,
     ) -> Access:
         """Host is checked on loopback, where no other name is meant, and elsewhere if names are given: which names
         lead to an address in a network can not be known. Raises UsageError for what is no host or no origin."""
+        if cache_per_key and not keys:
+            raise UsageError("--cache-per-key: there are no keys; give them with --api-key-file")
         for origin in origins:
             if not ORIGIN.fullmatch(origin):
                 raise UsageError(f"--cors-origin {origin}: write it as browsers do, such as http://localhost:3000")
@@ -47,7 +52,7 @@ class Access:
                 raise UsageError(f"--allowed-host {name}: write a name or an address, such as ai.example.com")
         names = tuple(host_name(name) for name in allowed_hosts)
         checked = bool(names) or is_loopback(address)
-        return cls(keys, (*LOOPBACK_NAMES, host_name(address), *names) if checked else (), origins)
+        return cls(keys, (*LOOPBACK_NAMES, host_name(address), *names) if checked else (), origins, cache_per_key)
 
 
 def is_loopback(address: str) -> bool:

@@ -8,9 +8,11 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from kakera.errors import RequestRefused
 from kakera.server.http.access import Access, host_name
 from kakera.server.http.errors import Refusals, error_body
 
+PRIORITY = b"x-kakera-priority"  # a header, so that every dialect has it and no body changes
 READING = ("GET", "HEAD", "OPTIONS")
 
 
@@ -20,7 +22,6 @@ class Guard:
 
     def __init__(self, app: ASGIApp, access: Access, open_paths: Collection[str], refusals: Refusals):
         self._app, self._access, self._open, self._refusals = app, access, open_paths, refusals
-        self._keys = [key.encode() for key in access.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
@@ -37,8 +38,8 @@ class Guard:
         if host and self._access.hosts and host_name(host) not in self._access.hosts:
             name = host_name(host)[:100]
             return 421, "host_not_allowed", f"the host {name!r} is not served here; start with --allowed-host {name}"
-        if self._keys:  # browsers add no key by themselves, so with keys a page elsewhere can do nothing
-            if scope["path"] in self._open or self._has_key(headers):
+        if self._access.keys:  # browsers add no key by themselves, so with keys a page elsewhere can do nothing
+            if scope["path"] in self._open or valid_key(headers, self._access):
                 return None
             text = "wrong or missing API key; send it as Authorization: Bearer KEY or as x-api-key: KEY"
             return 401, "invalid_api_key", text
@@ -53,10 +54,6 @@ class Guard:
         place = origin.partition("://")[2]
         return origin in self._access.origins or (bool(place) and place.lower() == host.lower())
 
-    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
-        """A bearer token or x-api-key, compared in constant time."""
-        return any(hmac.compare_digest(given, key) for given in sent_keys(headers) for key in self._keys)
-
 
 def sent_keys(headers: dict[bytes, bytes]) -> tuple[bytes, bytes]:
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
@@ -64,14 +61,28 @@ def sent_keys(headers: dict[bytes, bytes]) -> tuple[bytes, bytes]:
     return bearer, headers.get(b"x-api-key", b"")
 
 
-def client_of(scope: Scope, keyed: bool) -> str:
+def valid_key(headers: dict[bytes, bytes], access: Access) -> bytes | None:
+    """The bearer token or x-api-key that is one of the server's, compared in constant time; whatever else was sent."""
+    keys = [key.encode() for key in access.keys]
+    return next((given for given in sent_keys(headers) for key in keys if hmac.compare_digest(given, key)), None)
+
+
+def client_of(scope: Scope, access: Access) -> str:
     """Who asks, as a name that says nothing and is the same in all requests: the key. Without keys the address with
     what programs say of themselves, so that those of one machine are told apart; whoever lies gains a turn, not more.
     """
     headers = dict(scope["headers"])
     bearer, api_key = sent_keys(headers)
-    told = [bearer or api_key]
-    if not keyed:
+    told = [valid_key(headers, access) or bearer or api_key]
+    if not access.keys:
         address = scope["client"][0] if scope.get("client") else ""
         told += [address.encode(), headers.get(b"user-agent", b"")]
     return hashlib.blake2b(b"\0".join(told), digest_size=8).hexdigest()
+
+
+def is_background(scope: Scope) -> bool:
+    """Whether a request asks to give way to all others. Raises RequestRefused for a priority that does not exist."""
+    given = dict(scope["headers"]).get(PRIORITY, b"normal").strip().lower()
+    if given not in (b"normal", b"background"):
+        raise RequestRefused(f"{PRIORITY.decode()} is {given[:100].decode('latin-1')!r}: send normal or background")
+    return bool(given == b"background")

@@ -17,7 +17,8 @@ from kakera.chat.tool_choice import select_tools
 from kakera.chat.tools import CallDelta
 from kakera.contract.events import Progress, TokenLogprob
 from kakera.errors import RequestRefused
-from kakera.server.generate import ChatOutput, Delta, Generation, Job
+from kakera.server.choice import ChatOutput, Delta, Job
+from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
 from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected

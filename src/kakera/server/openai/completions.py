@@ -15,7 +15,8 @@ from fastapi.responses import Response
 
 from kakera.contract.events import Usage
 from kakera.contract.request import Constraint, packed
-from kakera.server.generate import Delta, Generation, Job, join_usage
+from kakera.server.choice import Delta, Job
+from kakera.server.generate import Generation, join_usage
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
 from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected

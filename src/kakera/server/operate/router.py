@@ -115,7 +115,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
         the server with status 0. Answers at once; once more changes how long. Without the server's key, from this
         machine only."""
         host = request.client.host if request.client else ""
-        if not (service.keyed or is_loopback(host)):
+        if not (service.access.keys or is_loopback(host)):
             text = "a server without keys is only stopped from its own machine; start it with --api-key-file"
             raise RequestRefused(text, status=403, code="key_needed")
         seconds = (body or DrainBody()).seconds
