@@ -119,6 +119,8 @@ def serve(
     if disk_cache is not None:
         recipe = with_disk(recipe, disk_cache, say)
     if kv_events is not None:
+        if cache_per_key:
+            raise UsageError("--kv-events: what each key has of its own is not told; leave --cache-per-key out")
         recipe = with_kv_events(recipe, kv_events, say)
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 

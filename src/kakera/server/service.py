@@ -103,7 +103,8 @@ class Service:
         client = request.client.host if request.client else None
         record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received, client)
         name = client_of(request.scope, self.access)
-        job = replace(job, client=name, salt=name.encode() if self.access.cache_per_key else b"", background=background)
+        salts = [name.encode() if self.access.cache_per_key else b"", job.salt]
+        job = replace(job, client=name, salt=b"\0".join(salts) if any(salts) else b"", background=background)
         generation = Generation(self.engine, self.model.tokenizer, job, record)
         self._generations.add(generation)
         return generation

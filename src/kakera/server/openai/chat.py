@@ -89,6 +89,7 @@ async def chat_job(body: ChatBody, service: Service) -> Job:
         stops=body.stops,
         chat=ChatOutput(prompt.opens_thinking, tuple(tools), stop_in_thinking=body.stop_in_thinking is True),
         cache=body.cache is not False,
+        salt=body.salt,
         progress=bool(body.stream and body.return_progress),
     )
 

@@ -89,8 +89,15 @@ def completion_job(body: CompletionBody, tokens: array[int], service: Service, c
         prompt_logprobs=prompt_logprobs,
         constraint=constraint,
     )
-    cache = body.cache is not False
-    return Job(new_id("cmpl"), tokens, sampling, choices=body.n or 1, stops=body.stops, cache=cache)
+    return Job(
+        new_id("cmpl"),
+        tokens,
+        sampling,
+        choices=body.n or 1,
+        stops=body.stops,
+        cache=body.cache is not False,
+        salt=body.salt,
+    )
 
 
 class CompletionReply(Reply):
