@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 from array import array
 
 import msgspec
 import pytest
 import zmq
+from tests.command_server import free_port_pair
 
 from kakera.contract.cached import PagesRemoved, PagesStored
 from kakera.contract.grid import PAGE
@@ -24,15 +24,7 @@ PATIENCE = 20_000  # ms; nothing here takes so long
 @pytest.fixture
 def place(monkeypatch) -> KvEvents:
     monkeypatch.setattr(kv_events, "HEARTBEAT_SECONDS", 0.05)
-    for port in range(20_000, 60_000, 7):
-        with socket.socket() as one, socket.socket() as two:
-            try:
-                one.bind(("127.0.0.1", port))
-                two.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return KvEvents("127.0.0.1", port, "kv@pod@mini")
-    raise AssertionError("no two free ports")
+    return KvEvents("127.0.0.1", free_port_pair(), "kv@pod@mini")
 
 
 class Router:
