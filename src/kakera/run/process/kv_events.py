@@ -2,8 +2,8 @@
 
 A PUB socket sends three frames: topic, sequence number (8 bytes, big-endian, from 0) and a msgpack array of time,
 events as maps, and rank. A ROUTER socket on the next port sends batches again: asked for a first number, it answers
-with those from there on (number, payload) and ends with the number -1. A thread of its own writes and sends, so a slow
-network costs the engine nothing; nobody who reads too slowly is waited for.
+with those from there on (topic, number, payload) and ends with the number -1. A thread of its own writes and sends, so
+a slow network costs the engine nothing; nobody who reads too slowly is waited for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 
 log = logging.getLogger(__name__)
-HEARTBEAT_SECONDS = 5.0  # a router notices by its number that a worker has started again
+HEARTBEAT_SECONDS = 1.0  # a router notices by its number that it has missed something, or that a worker began again
 KEPT_BATCHES, KEPT_BYTES = 10_000, 64 * 2**20  # to be sent again
 BATCH_TOKENS, BATCH_EVENTS = 10**6, 1000  # vllm-router 0.1.17 takes 16 MiB and not any number of events
 UNSENT_BATCHES = 100  # beyond these the engine keeps changes to itself, where they add up to fewer
@@ -137,8 +137,8 @@ class Publisher:
             self.lost.set()
         for number, payload in self._kept:
             if number >= first:
-                self._replay.send_multipart((*address, number.to_bytes(8, "big"), payload))
-        self._replay.send_multipart((*address, END, b""))
+                self._replay.send_multipart((*address, self._topic, number.to_bytes(8, "big"), payload))
+        self._replay.send_multipart((*address, b"", END, b""))  # without the topic, as vLLM does
 
 
 def _bound(context: zmq.Context[zmq.Socket[bytes]], kind: int, endpoint: str, unread: int) -> zmq.Socket[bytes]:
