@@ -24,7 +24,8 @@ LARGEST = 16 << 20
 
 class LocalHub:
     """`repositories`: id -> revision -> file -> content. `gated` ones let no file out without TOKEN, `private` ones
-    do not exist without. `asked` has every request; `spoil` what becomes of a file on its way."""
+    do not exist without. `asked` has every request; `spoil` what becomes of a file on its way, or of
+    an answer of the API, whose name is ""."""
 
     def __init__(self) -> None:
         self.forget()
@@ -174,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         return entry
 
     def _json(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+        self._send(200, self.hub.spoil("", json.dumps(value).encode()), {"Content-Type": "application/json"})
 
     def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)

@@ -42,6 +42,27 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
         checkpoint_files(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [[2**70] * 30_000, [0.5], ["1"], [-1, -1], [2**70, 0], None, 5, [[1]], [1] * 17],
+    ids=lambda shape: str(shape)[:20],
+)
+def test_a_shape_that_is_none_is_said_at_once(tmp_path: Path, shape: object) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match="malformed safetensors header") as said:
+        read_headers(tmp_path / "a.safetensors")
+    assert len(str(said.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["x" * 10_000, "a\0b", "", "."], ids=repr)
+def test_a_file_that_can_not_be_is_missing(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(CheckpointError, match="that file is missing") as said:
+        checkpoint_files(tmp_path)
+    assert len(str(said.value)) < 400
+
+
 def test_directory_without_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no weights"):
         checkpoint_files(tmp_path)

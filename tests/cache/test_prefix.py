@@ -184,3 +184,15 @@ def test_sinks_exist_for_windowed_codecs_only(windowed):
     cache = make(windowed=windowed)
     serve(cache, text(130), [(128, "message")])
     assert cache.host.counts["sink"] == int(windowed)
+
+
+def test_pages_that_an_import_from_the_disk_stands_on_may_go():
+    cache = make(pages=8, host=231)
+    serve(cache, text(129), [(128, "message")])
+    keys = page_keys(text(257))
+    begun = cache.imports.begin(keys, 4, cache.match(keys, 257).checkpoint)
+    assert begun is not None and not cache.host.fits("page")
+    serve(cache, text(449, seed=7))  # takes the whole device
+    assert not cache.imports.end(begun.job, whole=True)
+    check_integrity(cache)
+    assert (cache.host.used, reason(cache, text(257))) == (0, "evicted pages")

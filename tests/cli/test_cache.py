@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from kakera.cache.host import CacheSizes
 from kakera.cli import app
 from kakera.cli.engine import with_disk
-from kakera.disk.home import default_home
+from kakera.disk.home import Directory, check_home, default_home
 from kakera.disk.log import DiskLog
 from kakera.errors import UsageError
 from kakera.run.process.recipe import EngineRecipe
@@ -54,6 +56,35 @@ def test_a_disk_cache_that_can_not_be_is_refused_in_words(home: Path, wanted: st
     recipe = EngineRecipe(Path("model"), None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=words):
         with_disk(recipe, wanted, lambda line: None)
+
+
+def test_a_prefix_cache_without_memory_has_nothing_to_keep(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CacheSizes, "of", lambda _: CacheSizes(8, 99, 100, 0, 1, windowed=False))
+    with pytest.raises(UsageError, match="give --host-cache more"):
+        with_disk(EngineRecipe(Path("model"), None), "1GB", lambda line: None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "dangling"])
+def test_a_home_that_is_no_directory_is_refused_in_words(home: Path, tmp_path: Path, kind: str) -> None:
+    home.parent.mkdir()
+    if kind == "file":
+        home.touch()
+    else:
+        home.symlink_to(tmp_path if kind == "link" else tmp_path / "nothing")
+    with pytest.raises(UsageError, match="is a link; set XDG_CACHE_HOME" if kind == "link" else "is not a directory"):
+        check_home(home)
+
+
+@pytest.mark.parametrize("command", ["ls", "purge"])
+def test_a_home_of_another_user_is_said_to_be_unreadable(
+    home: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def refuse(_: Path) -> list[Directory]:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("kakera.disk.home.directories", refuse)
+    result = CliRunner().invoke(app, ["cache", command])
+    assert isinstance(result.exception, UsageError) and "can not be read (Permission denied)" in str(result.exception)
 
 
 def test_the_home_is_never_a_relative_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

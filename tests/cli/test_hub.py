@@ -143,6 +143,14 @@ def test_models_lists_what_is_whole_broken_and_begun(tiny: LocalHub, tiny_model:
         kakera("models", str(tmp_path / "none"))
 
 
+def test_a_name_that_looks_like_markup_is_a_name(hub: LocalHub, tmp_path: Path) -> None:
+    given = tmp_path / "a[" / "b] [red]"
+    given.mkdir(parents=True)
+    (given / "config.json").write_text("{}")
+    result = CliRunner().invoke(app, ["models", str(tmp_path / "a["), "--gpus", "cpu:4GB"], env={"COLUMNS": "400"})
+    assert result.exit_code == 0 and result.output.count("a[/b] [red]") >= 2
+
+
 def test_models_says_what_does_not_fit(hub: LocalHub) -> None:
     (row,) = data("models", "--gpus", "cpu:1GB")["models"]
     assert row["fits"] is False and not row["problem"]

@@ -6,23 +6,24 @@ from __future__ import annotations
 import errno
 import os
 import random
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 
 import pytest
 
 from kakera.disk import log as log_module
-from kakera.disk.home import bytes_in, directories, in_use
+from kakera.disk.home import MANIFEST, bytes_in, directories, in_use, remove
 from kakera.disk.log import DiskLog, NoRoom
 from kakera.disk.record import BLOCK, HEAD_BYTES, Head, Kind, sum_of, unpack
 from kakera.disk.tier import DiskTier, Draft
 
-LIMIT = 64 * BLOCK
+LIMIT, NAME = 64 * BLOCK, "k" * 32
 Written = dict[tuple[Kind, bytes], bytes]
 
 
 def head_of(kind: Kind, key: bytes, payload: bytes) -> Head:
-    return Head(kind, key, key[::-1], key * 16, 64, len(payload), sum_of([memoryview(payload)]))
+    return Head(kind, key, key[::-1], key * 16, 64, len(payload), sum_of([memoryview(payload)], NAME))
 
 
 def key_of(number: int) -> bytes:
@@ -46,7 +47,7 @@ def get(log: DiskLog, kind: Kind, key: bytes) -> bytes | None:
 
 
 def opened(home: Path, limit: int = LIMIT, segment: int = 8 * BLOCK) -> DiskLog:
-    return DiskLog(home, "k" * 32, {"model": "test"}, limit, segment)
+    return DiskLog(home, NAME, {"model": "test"}, limit, segment)
 
 
 def test_what_was_appended_is_there_after_closing_and_opening(tmp_path: Path) -> None:
@@ -135,6 +136,82 @@ def test_a_purge_takes_all_of_this_key_and_what_waits_to_be_written_and_the_tier
     assert len(opened(tmp_path)) == 1 and len(DiskLog(tmp_path, "o" * 32, {"model": "other"}, LIMIT)) == 1
 
 
+def test_the_bound_holds_for_servers_of_two_models_at_once(tmp_path: Path) -> None:
+    logs = [opened(tmp_path), DiskLog(tmp_path, "b" * 32, {}, LIMIT, 8 * BLOCK)]
+    for number in range(60):
+        for log in logs:
+            with suppress(NoRoom):
+                put(log, number, bytes(BLOCK))
+            assert bytes_in(tmp_path) <= LIMIT + 8 * BLOCK
+    assert not remove(logs[1].path) and all(len(log) > 0 for log in logs)
+    logs[1].close()
+    assert all(put(logs[0], number, bytes(BLOCK)) for number in range(60, 90)), "a server that has ended holds nothing"
+    logs[0].close()
+
+
+def test_a_segment_of_another_model_is_a_miss(tmp_path: Path) -> None:
+    other, log = DiskLog(tmp_path, "b" * 32, {}, LIMIT, 8 * BLOCK), opened(tmp_path)
+    put(log, 1, b"of k")
+    log.close(), other.close()
+    (log.path / "00000001.seg").rename(other.path / "00000001.seg")
+    other = DiskLog(tmp_path, "b" * 32, {}, LIMIT, 8 * BLOCK)
+    assert get(other, Kind.PAGE, key_of(1)) is None
+    other.close()
+
+
+def test_what_is_no_segment_or_manifest_is_passed_over(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    put(log, 1, b"kept")
+    log.close()
+    (log.path / "00000002.seg").mkdir()
+    os.mkfifo(log.path / "00000003.seg")
+    (log.path / "00000001.seg").rename(log.path / "00000004.seg")
+    for name in ("4.seg", "x.seg", "-0000005.seg"):
+        (log.path / name).write_bytes((log.path / "00000004.seg").read_bytes())
+    other = tmp_path / ("o" * 32)
+    other.mkdir()
+    (other / MANIFEST).write_text("[" * 100_000)
+    assert [each.key for each in directories(tmp_path) if each.path == other] == [{}]
+    log = opened(tmp_path)
+    assert get(log, Kind.PAGE, key_of(1)) == b"kept"
+    assert {file.name for file in log.path.glob("*.seg")} == {"00000002.seg", "00000004.seg"}
+    assert put(log, 2, b"more")
+    log.close()
+
+
+def test_who_can_not_open_a_log_keeps_nobody_else_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(log_module, "bytes_in", lambda _: (tmp_path / "gone").stat())
+        with pytest.raises(FileNotFoundError):
+            opened(tmp_path)
+    opened(tmp_path).close()
+
+
+def test_a_file_system_that_became_read_only_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = opened(tmp_path)
+    put(log, 1, b"read")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert get(log, Kind.PAGE, key_of(1)) == b"read"
+    log.close()
+
+
+def test_a_read_that_comes_too_late_forgets_nothing_that_was_written_again(tmp_path: Path) -> None:
+    log = opened(tmp_path)
+    put(log, 1, b"same")
+    place = log.find(Kind.PAGE, key_of(1))
+    assert place is not None
+    for number in range(2, 100):  # its segment goes
+        put(log, number, bytes(BLOCK))
+    put(log, 1, b"same")
+    assert log.read(place, Kind.PAGE, key_of(1), [memoryview(bytearray(4))]) is None
+    assert get(log, Kind.PAGE, key_of(1)) == b"same"
+    log.close()
+
+
 def test_a_bound_too_small_for_a_record_is_said(tmp_path: Path) -> None:
     log = opened(tmp_path, limit=8 * BLOCK)
     with pytest.raises(NoRoom):
@@ -150,6 +227,19 @@ def test_part_of_the_file_system_stays_free(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(log_module, "FREE_SHARE", 1)
     with pytest.raises(NoRoom, match="are free"):
         put(log, 1, b"x")
+    log.close()
+
+
+def test_where_the_file_system_is_short_of_room_what_is_old_goes_for_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk of its own with 32 blocks, less than the bound, of which 4 are to stay free."""
+    monkeypatch.setattr(DiskLog, "_free", lambda _: (32 * BLOCK - bytes_in(tmp_path), 4 * BLOCK))
+    log = opened(tmp_path)
+    for number in range(40):
+        assert put(log, number, bytes(BLOCK))
+        assert bytes_in(tmp_path) <= 29 * BLOCK
+    assert len(log) > 3 and get(log, Kind.PAGE, key_of(39)) == bytes(BLOCK)
     log.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from huggingface_hub import constants
 
 from kakera.errors import CheckpointError
 from kakera.hub import disk, download
-from kakera.hub.disk import on_disk, snapshots
+from kakera.hub.disk import PART, on_disk, snapshots
 from kakera.hub.names import Repository
 from kakera.hub.remote import Remote, look, needed_files, read_json, weight_files
 from local_hub import TOKEN, LocalHub, commit_of, digest
@@ -100,6 +102,72 @@ def test_a_file_that_came_damaged_is_deleted(tiny: LocalHub, tmp_path: Path) -> 
     ]
     tiny.spoil = lambda file, data: data
     assert (fetched(seen()) / "model-1.safetensors").read_bytes() == LARGE
+
+
+def test_an_answer_longer_than_the_file_fills_no_disk_and_a_part_too_long_is_begun_again(tiny: LocalHub) -> None:
+    remote = seen()
+    part = download._blob(remote, digest(".safetensors", LARGE)).with_name(digest(".safetensors", LARGE) + PART)
+    tiny.spoil = lambda file, data: data * 3 if file == "model-1.safetensors" else data
+    with pytest.raises(CheckpointError, match="more came than the 3145728 bytes"):
+        fetched(remote)
+    assert part.stat().st_size <= len(LARGE)
+    tiny.spoil = lambda file, data: data
+    part.write_bytes(LARGE + b"more")
+    assert (fetched(remote) / "model-1.safetensors").read_bytes() == LARGE
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS], ids=os.strerror)
+def test_what_the_disk_refuses_is_not_called_the_networks(
+    tiny: LocalHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    remote = seen()
+    monkeypatch.setattr(download._Told, "write", refuse)
+    with pytest.raises(CheckpointError, match=f"could not be written to {tmp_path}.*{os.strerror(number)}.*HF_HOME"):
+        fetched(remote)
+
+
+ODD = [
+    *({"sha": sha} for sha in (None, 5, [], "../" * 13 + "x", "main")),
+    *({"siblings": files} for files in (5, "x", [5], [{}], {"a": 1}, [None])),
+    *({"siblings": [{"rfilename": name}]} for name in (None, 5, ["x"])),
+    *({"siblings": [{"rfilename": "config.json", "size": size}]} for size in ("5", -1, 0.5, [1], {"a": 1})),
+    *({"siblings": [{"rfilename": "x.safetensors", "size": 5, "lfs": lfs}]} for lfs in (5, {"sha256": 5}, "x")),
+]
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"5", b"[]", b"[" * 100_000, b"\xff\xfe{}"])
+def test_what_is_no_answer_of_a_hub_is_said(tiny: LocalHub, body: bytes) -> None:
+    tiny.spoil = lambda file, data: data if file else body
+    with pytest.raises(CheckpointError):
+        seen()
+
+
+@pytest.mark.parametrize("change", ODD, ids=map(repr, ODD))
+def test_what_is_no_list_of_files_is_said(tiny: LocalHub, change: dict[str, object]) -> None:
+    tiny.spoil = lambda file, data: data if file else json.dumps({**json.loads(data), **change}).encode()
+    with pytest.raises(CheckpointError):
+        read_json(seen(), "config.json")
+
+
+@pytest.mark.parametrize("ref", [b"\xff\xfe", b"", b"/etc", b"..", b"../../../..", b"0" * 39])
+def test_a_ref_that_names_no_commit_leads_nowhere(tiny: LocalHub, tmp_path: Path, ref: bytes) -> None:
+    path = fetched(seen())
+    main = path.parents[1] / "refs" / "main"
+    main.write_bytes(ref)
+    assert on_disk(Repository("owner/tiny")) is None and on_disk(Repository("owner/tiny", ref.decode("latin1"))) is None
+    source = disk.source_of(path)
+    assert source is not None and source.revision is None
+    rows, broken = snapshots()
+    assert [row.path for row in rows] == [path] or any(str(main.parents[1]) in line for line in broken)
+
+
+def test_a_cache_that_is_none_is_said(hub: LocalHub, tmp_path: Path) -> None:
+    (tmp_path / "hub").write_text("")
+    rows, (line,) = snapshots()
+    assert not rows and "can not be listed" in line
 
 
 def test_a_file_that_another_process_downloads_is_left_alone(tiny: LocalHub) -> None:

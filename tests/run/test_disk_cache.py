@@ -112,6 +112,20 @@ def test_what_is_flushed_with_the_disk_is_cold_after_a_restart_too_and_new_turns
     stop(after)
 
 
+def test_who_still_runs_and_whose_pause_has_begun_are_written_at_the_end(tiny_model: Path, tmp_path: Path) -> None:
+    here = world(tiny_model, tmp_path)
+    (first, longer), (running, next_turn) = turns(1), turns(2)
+    here.one(ask("a", first, boundaries=[len(first)]))
+    here.engine.scheduler.disk.write(idle=False)  # its walk has begun, and its actions are not carried out yet
+    here.engine.submit(ask("b", running, 200, boundaries=[len(running)]))
+    while not (sequence := here.engine.scheduler.running.get("b")) or not sequence.decoding:
+        here.engine.step()
+    stop(here)
+    after = world(tiny_model, tmp_path)
+    assert cached(after.one(ask("c", longer))) > 0 and cached(after.one(ask("d", next_turn))) > 0
+    stop(after)
+
+
 def test_a_shared_beginning_is_written_when_it_is_used_again(tiny_model: Path, tmp_path: Path) -> None:
     system = tokens_of(1, 192)
     marked = [Boundary(192, "system")]

@@ -148,6 +148,8 @@ class Driver:
 
     def assert_idle_is_clean(self) -> None:
         """Idle: nothing is held but the cache, and the cache can be evicted to the last page."""
+        while self.cache.imports.live:  # of clients that left
+            self.step()
         for action in self.cache.take_actions():
             self.runner.apply(action)
         self.runner.check_stores()

@@ -65,7 +65,7 @@ def spec_of(config: Mapping[str, Any], beside: Beside | None = None, *, planned:
         _check(spec)
     except KeyError as error:
         raise CheckpointError(f"config.json lacks the key {error}") from None
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
         raise CheckpointError(f"config.json: a value has the wrong type ({error})") from None
     if spec.unserved and not planned:
         raise Unserved(spec.unserved)

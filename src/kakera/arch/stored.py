@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from kakera.arch.config import short
 from kakera.arch.documents import parsed, read_object, refuse_pointer
 from kakera.errors import CheckpointError
 
 HEADER_LIMIT = 100_000_000  # the format's own limit
+MOST_DIMENSIONS = 16  # the product of a million sizes is not to be had
 DTYPE_BYTES = {
     "F64": 8,
     "I64": 8,
@@ -77,9 +79,11 @@ def read_headers(path: Path) -> list[TensorHeader]:
 
 def _header(path: Path, name: str, item: dict[str, Any], base: int) -> TensorHeader:
     begin, end = item["data_offsets"]
-    if not 0 <= begin <= end or any(size < 0 for size in item["shape"]) or not isinstance(item["dtype"], str):
-        raise ValueError(f"{name}: bytes {begin} to {end} of shape {item['shape']} and dtype {item['dtype']}")
-    found = TensorHeader(name, path, item["dtype"], tuple(item["shape"]), base + begin, end - begin)
+    sizes = item["shape"]
+    fair = len(sizes) <= MOST_DIMENSIONS and all(isinstance(size, int) and 0 <= size < 2**63 for size in sizes)
+    if not 0 <= begin <= end or not fair or not isinstance(item["dtype"], str):
+        raise ValueError(f"{name}: bytes {begin} to {end} of shape {short(sizes)} and dtype {short(item['dtype'])}")
+    found = TensorHeader(name, path, item["dtype"], tuple(sizes), base + begin, end - begin)
     width = DTYPE_BYTES.get(found.dtype)
     if width is not None and found.bytes != math.prod(found.shape) * width:
         raise ValueError(f"{name}: {found.bytes} bytes for {found.dtype} {list(found.shape)}")
@@ -98,11 +102,19 @@ def checkpoint_files(directory: Path) -> dict[Path, set[str]]:
         raise CheckpointError(f"{directory} has neither {SINGLE} nor {INDEX}: {why}")
     found = {directory / file: names for file, names in indexed_files(read_object(index), str(index)).items()}
     for path, names in found.items():
-        if not path.is_file():
+        if not _is_file(path):
             raise CheckpointError(
-                f"{index} puts tensor {min(names)} into {path.name}, but that file is missing; download it again"
+                f"{index} puts tensor {min(names)} into {path.name[:80]}, but that file is missing; download it again"
             )
     return found
+
+
+def _is_file(path: Path) -> bool:
+    """False, too, of a name that no file can have."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def indexed_files(index: Any, where: str) -> dict[str, set[str]]:

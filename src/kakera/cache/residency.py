@@ -77,6 +77,7 @@ class Residency:
             self.drop_host_page(node)
 
     def _drop_subtree(self, node: Node) -> None:
+        """Of a node that no request uses. An import from the disk may stand on a record there: it comes to nothing."""
         below = [node]
         for each in below:
             below.extend(each.children.values())
@@ -108,7 +109,7 @@ class Residency:
     def drop_checkpoint(self, record: Checkpoint) -> None:
         """Release a published record, and the host pages that led to nothing else."""
         node = record.node
-        assert node is not None
+        assert node is not None and record.pins == 0
         self._detach(record)
         while node.parent is not None and node.device is None and node.users == 0 and not _leads_somewhere(node):
             parent = node.parent
@@ -118,7 +119,7 @@ class Residency:
 
     def _detach(self, record: Checkpoint) -> None:
         node = record.node
-        assert node is not None and record.pins == 0
+        assert node is not None
         node.checkpoint = None
         if self.announced is not None:
             self.announced.lost(node)

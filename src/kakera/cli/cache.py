@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
 from kakera.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from kakera.disk.home import Directory
 
 app = typer.Typer(name="cache", help="The prefix cache on disk (kakera serve --disk-cache).", no_args_is_help=True)
 
@@ -16,12 +22,12 @@ def ls(as_json: JsonOption = False) -> None:
     import time
 
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    from kakera.disk.home import default_home, directories, in_use
+    from kakera.disk.home import in_use
 
-    home = default_home()
-    found = directories(home)
+    home, found = _held()
     if as_json:
         entries = [
             {"path": str(d.path), "bytes": d.bytes, "used_at": d.used_at, "in_use": in_use(d.path), "key": dict(d.key)}
@@ -38,7 +44,7 @@ def ls(as_json: JsonOption = False) -> None:
     for each in found:
         when = "now" if in_use(each.path) else time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_at))
         with_what = ", ".join(each.key[name] for name in ("KV codec", "states", "device") if name in each.key)
-        table.add_row(each.key.get("model", each.path.name), f"{each.bytes / 1e9:.2f}", when, with_what)
+        table.add_row(escape(each.key.get("model", each.path.name)), f"{each.bytes / 1e9:.2f}", when, with_what)
     Console(highlight=False).print(table)
     typer.echo(f"{sum(each.bytes for each in found) / 1e9:.2f} GB in {home}")
 
@@ -46,13 +52,25 @@ def ls(as_json: JsonOption = False) -> None:
 @app.command("purge")
 def purge() -> None:
     """Remove all of it but what a running server writes. Drives keep remnants of what is removed."""
-    from kakera.disk.home import default_home, directories, in_use, remove
+    from kakera.disk.home import in_use, remove
 
-    home, gone = default_home(), 0
-    for each in directories(home):
-        if in_use(each.path):
-            typer.echo(f"kept {each.path}: a server writes there; stop it first", err=True)
+    (home, found), gone = _held(), 0
+    for each in found:
+        if remove(each.path):
+            gone += each.bytes
             continue
-        remove(each.path)
-        gone += each.bytes
+        why = "a server writes there; stop it first" if in_use(each.path) else "it can not be removed"
+        typer.echo(f"kept {each.path}: {why}", err=True)
     typer.echo(f"removed {gone / 1e9:.2f} GB from {home}")
+
+
+def _held() -> tuple[Path, list[Directory]]:
+    """The home and what is in it. Raises UsageError."""
+    from kakera.disk.home import default_home, directories
+    from kakera.errors import UsageError
+
+    home = default_home()
+    try:
+        return home, directories(home)
+    except OSError as error:
+        raise UsageError(f"{home} can not be read ({error.strerror}): whose is it?") from None

@@ -67,6 +67,7 @@ def with_disk(recipe: Recipe, wanted: str, say: Callable[[str], None]) -> Recipe
     """The same engine, which keeps prefixes on disk, `wanted` bytes at most. Raises UsageError."""
     from dataclasses import replace
 
+    from kakera.cache.host import CacheSizes
     from kakera.disk.home import DiskCache, check_home, default_home
     from kakera.errors import UsageError
     from kakera.run.process.recipe import EngineRecipe
@@ -81,6 +82,8 @@ def with_disk(recipe: Recipe, wanted: str, say: Callable[[str], None]) -> Recipe
         raise UsageError(f"--disk-cache {wanted}: give at least {LEAST_DISK // 10**6} MB")
     home = default_home()
     check_home(home)
+    if not CacheSizes.of(recipe.plan).can_save:
+        raise UsageError("--disk-cache: the memory of the prefix cache holds no state; give --host-cache more")
     say(f"prefixes are kept in {home}, up to {limit / 1e9:.1f} GB")
     return replace(recipe, disk=DiskCache(home, limit))
 

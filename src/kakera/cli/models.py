@@ -152,6 +152,7 @@ def _last_read(directory: Path) -> float:
 
 
 def _table(found: list[Found]) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     from kakera.plan.table import gigabytes
@@ -160,7 +161,7 @@ def _table(found: list[Found]) -> Table:
     for column in ("model", "bytes", "format", "fit", "last used"):
         table.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
     for row in found:
-        table.add_row(row.name, gigabytes(row.bytes), row.format, _fit(row), _ago(row.used))
+        table.add_row(escape(row.name), gigabytes(row.bytes), row.format, _fit(row), _ago(row.used))
     return table
 
 

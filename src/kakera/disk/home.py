@@ -12,7 +12,8 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def check_home(home: Path) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = home.lstat()
     except OSError as error:
-        raise UsageError(f"the disk cache can not be at {home}: {error.strerror}") from None
+        reason = "it is not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise UsageError(f"the disk cache can not be at {home}: {reason}") from None
+    if stat.S_ISLNK(found.st_mode):
+        raise UsageError(f"the disk cache can not be at {home}: it is a link; set XDG_CACHE_HOME to have it elsewhere")
     if not stat.S_ISDIR(found.st_mode):
         raise UsageError(f"the disk cache can not be at {home}: it is not a directory")
     if found.st_uid != os.getuid():
@@ -75,19 +79,30 @@ def directories(home: Path) -> list[Directory]:
     for path in sorted(home.iterdir()) if home.is_dir() else []:
         if path.is_symlink() or not path.is_dir() or len(path.name) != 32:
             continue
-        used_at = max((_stat(file)[1] for file in path.iterdir()), default=path.stat().st_mtime)
-        found.append(Directory(path, _manifest(path), bytes_in(path), used_at))
+        inside = [_stat(file) for file in _below(path)]
+        used_at = max((at for _, at in inside), default=_stat(path)[1])
+        found.append(Directory(path, _manifest(path), sum(size for size, _ in inside), used_at))
     return sorted(found, key=lambda each: each.used_at)
 
 
 def bytes_in(path: Path) -> int:
     """Of all files below, as they take them of the disk."""
-    return sum(_stat(file)[0] for file in path.rglob("*"))
+    return sum(_stat(file)[0] for file in _below(path))
 
 
-def remove(path: Path) -> None:
-    """A directory of the home with all files; what is in use by another process stays readable to that one."""
-    shutil.rmtree(path, ignore_errors=True)
+def _below(path: Path) -> Iterator[Path]:
+    """All that lies there. What goes meanwhile, or can not be read, is left out; links are not followed."""
+    for at, directories, files in os.walk(path):
+        yield from (Path(at, name) for name in (*directories, *files))
+
+
+def remove(path: Path) -> bool:
+    """A directory of the home with all files. False if it is there still: a process writes in it, or will not have it.
+    Nobody begins to write there meanwhile."""
+    with _locked(path) as free:
+        if free:
+            shutil.rmtree(path, ignore_errors=True)
+    return free and not path.exists()
 
 
 def write_manifest(path: Path, key: Mapping[str, str]) -> None:
@@ -101,7 +116,7 @@ def write_manifest(path: Path, key: Mapping[str, str]) -> None:
 def _manifest(path: Path) -> Mapping[str, str]:
     try:
         read = json.loads((path / MANIFEST).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {str(name): str(value) for name, value in read.items()} if isinstance(read, dict) else {}
 
@@ -117,14 +132,23 @@ def _stat(file: Path) -> tuple[int, float]:
 
 def in_use(path: Path) -> bool:
     """Whether another process writes there."""
+    with _locked(path) as free:
+        return not free
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Yields whether nobody writes there, and keeps others from it inside. What has no lock is nobody's."""
     try:
         file = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
-        return False
+        yield True
+        return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return True
+        yield False
+    else:
+        yield True
     finally:
         os.close(file)
-    return False

@@ -12,11 +12,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kakera.disk.home import LOCK, SUFFIX, bytes_in, directories, in_use, remove, write_manifest
+from kakera.disk.home import LOCK, SUFFIX, bytes_in, directories, remove, write_manifest
 from kakera.disk.record import BLOCK, Head, Kind, sum_of
 from kakera.disk.segment import FLAGS, Reader, Segment, scan
 
@@ -59,24 +59,23 @@ class DiskLog:
         self, home: Path, name: str, key: Mapping[str, str], limit: int, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
         """Raises BlockingIOError if another process writes here, OSError."""
-        self.path, self.limit = home / name, limit
+        self.home, self.path, self.limit = home, home / name, limit
         self.segment_bytes = max(4 * BLOCK, min(segment_bytes, limit // 8) // BLOCK * BLOCK)
         self.path.mkdir(mode=0o700, exist_ok=True)
         self._lock_file = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | FLAGS, 0o600)
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            write_manifest(self.path, key)
-        except OSError:
-            os.close(self._lock_file)
-            raise
         self._mutex = threading.Lock()
         self._index: dict[Key, Place] = {}
         self._segments: dict[int, _Held] = {}  # the oldest first; the last one may be open
         self._open: Segment | None = None
-        self._recover()
-        self._foreign = [each for each in directories(home) if each.path != self.path]
-        self.bytes = bytes_in(home)
-        self._shrink(0)
+        self.bytes = 0  # of the home when it was last looked at, and what was written since
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            write_manifest(self.path, key)
+            self._recover()
+            self._shrink(0)
+        except BaseException:
+            os.close(self._lock_file)
+            raise
 
     def __len__(self) -> int:
         return len(self._index)
@@ -96,23 +95,34 @@ class DiskLog:
     def read(self, place: Place, kind: Kind, key: bytes, parts: Sequence[memoryview]) -> Head | None:
         """Fill the parts with a record's payload; None, and the record is forgotten, unless it is what it was when it
         was written. Raises OSError."""
+        try:
+            head = self._whole_head(place, kind, key, parts)
+        except FileNotFoundError:
+            if self.find(kind, key) == place:
+                raise
+            return None  # its segment has just been given up
+        if head is None:
+            self.forget(kind, key, place)
+            return None
+        with self._mutex:
+            if (held := self._segments.get(place.segment)) is not None and (kind, key) in held.records:
+                held.records[kind, key] = True
+        return head
+
+    def _whole_head(self, place: Place, kind: Kind, key: bytes, parts: Sequence[memoryview]) -> Head | None:
         with self._reading(place.segment) as reader:
             head = reader.head(place.offset)
-            whole = head is not None and (head.kind, head.key) == (kind, key)
-            whole = whole and head is not None and head.length == place.length == sum(len(part) for part in parts)
-            if whole and head is not None and reader.payload(place.offset, parts) and sum_of(parts) == head.sum:
-                with self._mutex:
-                    if (held := self._segments.get(place.segment)) is not None and (kind, key) in held.records:
-                        held.records[kind, key] = True
-                return head
-        self.forget(kind, key)
-        return None
+            if head is None or (head.kind, head.key) != (kind, key):
+                return None
+            whole = head.length == place.length == sum(len(part) for part in parts)
+            whole = whole and reader.payload(place.offset, parts) and sum_of(parts, self.path.name) == head.sum
+        return head if whole else None
 
-    def forget(self, kind: Kind, key: bytes) -> None:
-        """It is not to be found any more. Its bytes go with its segment."""
+    def forget(self, kind: Kind, key: bytes, place: Place | None) -> None:
+        """It is not to be found any more, unless it was written elsewhere meanwhile. Its bytes go with its segment."""
         with self._mutex:
-            place = self._index.pop((kind, key), None)
-            if place is not None and place.segment in self._segments:
+            if place is not None and self._index.get((kind, key)) == place:
+                del self._index[kind, key]
                 self._segments[place.segment].records.pop((kind, key), None)
 
     def hide(self) -> int:
@@ -133,22 +143,26 @@ class DiskLog:
 
     def _recover(self) -> None:
         """Index what is there; what can not be read, or was not used for long, goes."""
-        now = time.time()
         for path in sorted(self.path.glob(f"*{SUFFIX}")):
-            try:
-                found, state = scan(path), path.stat()
-                number = int(path.stem)
-            except (OSError, ValueError):
-                path.unlink(missing_ok=True)
-                continue
-            if not found.heads or now - state.st_mtime > OLDEST_SECONDS:
-                path.unlink(missing_ok=True)
-                continue
-            if not found.sealed:
-                os.truncate(path, found.end)  # what was allocated for more
-            self._segments[number] = _Held(path.stat().st_blocks * 512)
-            for offset, head in found.heads:
-                self._point(head, Place(number, offset, head.length))
+            number = int(path.stem) if path.stem.isdecimal() else 0
+            with suppress(OSError):
+                if path != self._file(number) or not self._take_in(path, number):
+                    path.unlink()
+
+    def _take_in(self, path: Path, number: int) -> bool:
+        """False if it is of no use. Raises OSError."""
+        try:
+            found, state = scan(path), path.lstat()
+        except OSError:
+            return False
+        if not found.heads or time.time() - state.st_mtime > OLDEST_SECONDS:
+            return False
+        if not found.sealed:
+            os.truncate(path, found.end)  # what was allocated for more
+        self._segments[number] = _Held(path.stat().st_blocks * 512)
+        for offset, head in found.heads:
+            self._point(head, Place(number, offset, head.length))
+        return True
 
     def _point(self, head: Head, place: Place) -> None:
         key = (head.kind, head.key)
@@ -202,10 +216,9 @@ class DiskLog:
         self._seal()
         size = max(self.segment_bytes, size + 2 * BLOCK)
         if self.bytes + size > self.limit:
-            raise NoRoom(f"the disk cache is full: {self.bytes} of {self.limit} bytes")
-        state = os.statvfs(self.path)
-        keep = min(FREE_BYTES, state.f_blocks * state.f_frsize // FREE_SHARE)
-        if state.f_bavail * state.f_frsize - size < keep:
+            raise NoRoom(f"{self.bytes} of {self.limit} bytes are taken, by servers of other models, too")
+        free, keep = self._free()
+        if free - size < keep:
             raise NoRoom(f"less than {keep + size} bytes of the file system are free")
         number = max(self._segments, default=0) + 1
         self._open = Segment(self._file(number), size)
@@ -223,15 +236,22 @@ class DiskLog:
 
     # The bound
 
+    def _free(self) -> tuple[int, int]:
+        """Bytes of the file system that are free, and that must stay so."""
+        state = os.statvfs(self.path)
+        return state.f_bavail * state.f_frsize, min(FREE_BYTES, state.f_blocks * state.f_frsize // FREE_SHARE)
+
     def _shrink(self, wanted: int) -> None:
         """Give up what is worth least until so many bytes fit: other keys' directories, then the oldest segments."""
-        while self._foreign and self.bytes + wanted > self.limit:
-            other = self._foreign.pop(0)
-            if not in_use(other.path):
-                remove(other.path)
-                self.bytes -= other.bytes
+        self.bytes = bytes_in(self.home)  # others write there too
+        free, keep = self._free()
+        most = min(self.limit, self.bytes + free - keep) - wanted
+        if self.bytes > most:
+            for other in directories(self.home):
+                if self.bytes > most and other.path != self.path and remove(other.path):
+                    self.bytes -= other.bytes
         used: list[tuple[Head, bytearray]] = []
-        while self._segments and self.bytes + wanted > self.limit:
+        while self._segments and self.bytes > most:
             used += self._give_up(self._victim())
         for head, payload in used:
             try:

@@ -15,7 +15,7 @@ from enum import IntEnum
 import xxhash
 
 BLOCK = 4096
-VERSION = 1
+VERSION = 2
 _MAGIC = b"kakerec\n"
 # magic, version, kind, position, key, parent, tokens' bytes, payload's bytes, payload's sum; then the head's own sum
 _HEAD = struct.Struct("<8sHHI16s16s256sQQ")
@@ -71,9 +71,10 @@ def unpack(data: bytes) -> Head | None:
     return Head(Kind(kind), key, parent, tokens, position, size, total)
 
 
-def sum_of(parts: Iterable[memoryview]) -> int:
-    """XXH3-64 of the parts, one behind the other."""
-    state = xxhash.xxh3_64()
+def sum_of(parts: Iterable[memoryview], name: str) -> int:
+    """XXH3-64 of the parts, one behind the other, under the name of their directory: a file that was moved there from
+    another model's has the wrong sums."""
+    state = xxhash.xxh3_64(name.encode())
     for part in parts:
         state.update(part)
     return state.intdigest()

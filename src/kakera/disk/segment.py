@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ _OFFSET = struct.Struct("<Q")
 _TRAILER = struct.Struct("<8sQQQ")
 _SEALED = b"kakeseal"
 _ENTRY = _OFFSET.size + HEAD_BYTES
-FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # the last, of what is no file, such as a pipe
 
 
 class Segment:
@@ -107,7 +108,7 @@ def _footer(file: int, size: int) -> list[tuple[int, Head]] | None:
     magic, count, begin, total = _TRAILER.unpack_from(tail)
     if magic != _SEALED or _OFFSET.unpack_from(tail, _TRAILER.size)[0] != xxhash.xxh3_64_intdigest(tail[:-8]):
         return None
-    footer = _read(file, count * _ENTRY, begin)
+    footer = _read(file, count * _ENTRY, min(begin, size))
     if xxhash.xxh3_64_intdigest(footer) != total:
         return None
     found = []
@@ -130,7 +131,8 @@ class Reader:
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self._file = os.open(path, os.O_RDONLY | FLAGS)
-        os.utime(self._file)  # used now: access times are often not kept
+        with suppress(OSError):  # of a file system that has become read-only
+            os.utime(self._file)  # used now: access times are often not kept
 
     def head(self, offset: int) -> Head | None:
         """Raises OSError."""

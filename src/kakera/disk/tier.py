@@ -6,6 +6,7 @@ waits to be written is bounded in bytes; the day's writes are bounded too, becau
 
 from __future__ import annotations
 
+import errno
 import logging
 import queue
 import threading
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 QUEUE_BYTES = 256 * 2**20
 READERS = 4
 DAY = 86400.0
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -158,12 +160,12 @@ class DiskTier:
         return all(self._read_one(want) for want in wants)
 
     def _read_one(self, want: Want) -> bool:
+        place = self.log.find(want.kind, want.key)
         try:
-            place = self.log.find(want.kind, want.key)
             head = None if place is None else self.log.read(place, want.kind, want.key, want.parts)
-        except OSError as error:
+        except Exception as error:
             self._fail("read", error)
-            self.log.forget(want.kind, want.key)
+            self.log.forget(want.kind, want.key, place)
             return False
         if head is None or (head.tokens, head.position) != (want.tokens, want.position):
             with self._mutex:
@@ -214,9 +216,8 @@ class DiskTier:
             self._idle.set()
 
     def _write_one(self, draft: Draft) -> bool:
-        head = Head(
-            draft.kind, draft.key, draft.parent, draft.tokens, draft.position, draft.length, sum_of(draft.parts)
-        )
+        total = sum_of(draft.parts, self.log.path.name)
+        head = Head(draft.kind, draft.key, draft.parent, draft.tokens, draft.position, draft.length, total)
         if not self.log.append(head, draft.parts):
             return False
         with self._mutex:
@@ -226,10 +227,11 @@ class DiskTier:
 
     def _fail(self, what: str, error: Exception) -> None:
         """Counted always, said in the log once for each reason."""
-        reason = "full" if isinstance(error, NoRoom) else type(error).__name__
+        full = isinstance(error, NoRoom) or (isinstance(error, OSError) and error.errno in FULL)
+        reason = "full" if full else type(error).__name__
         with self._mutex:
             self.counters["disk_read_failed" if what == "read" else f"disk_not_saved: {reason}"] += 1
-            said = (what, str(error)) in self._warned
-            self._warned = {*list(self._warned)[:64], (what, str(error))}
+            said = (what, reason) in self._warned
+            self._warned.add((what, reason))
         if not said:
             log.warning("the disk cache could not %s: %s (requests go on without it)", what, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from kakera.hub.names import Repository, Source
 
 LOOKED_AT = 64 << 20  # bytes: config, index and tokenizer of a large model
 PART = ".part"  # of a blob of which only a beginning is there
+COMMIT = re.compile("[0-9a-f]{40}")
 _SNAPSHOT = re.compile(r"models--([^/]+?)--([^/]+)/snapshots/([0-9a-f]{40})")
 
 
@@ -52,20 +54,28 @@ def room() -> tuple[Path, int]:
 def on_disk(repository: Repository) -> Path | None:
     """The snapshot of a repository that the cache has, whole or not; None if it has none of the revision."""
     folder, revision = folder_of(repository), repository.revision or "main"
-    ref = folder / "refs" / revision
-    commit = ref.read_text().strip() if ref.is_file() else revision
+    commit = _commit_in(folder / "refs" / revision) or revision
     path = folder / "snapshots" / commit
-    return path if path.is_dir() else None
+    return path if COMMIT.fullmatch(commit) and path.is_dir() else None
+
+
+def _commit_in(ref: Path) -> str:
+    """ "" of what is no file, or can not be read."""
+    try:
+        return ref.read_text().strip() if ref.is_file() else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def source_of(directory: Path) -> Source | None:
     """Of a snapshot, also where its directory itself was named; None for any other directory."""
-    match = _SNAPSHOT.search(directory.resolve().as_posix())
+    directory = Path(os.path.realpath(directory))
+    match = _SNAPSHOT.search(directory.as_posix())
     if match is None:
         return None
     owner, name, commit = match.groups()
-    refs = directory.resolve().parents[1] / "refs"
-    leading = [ref for ref in sorted(refs.rglob("*")) if ref.is_file() and ref.read_text().strip() == commit]
+    refs = directory.parents[1] / "refs"
+    leading = [ref for ref in sorted(refs.rglob("*")) if _commit_in(ref) == commit]
     names = [ref.relative_to(refs).as_posix() for ref in leading]
     return Source(f"{owner}/{name}", ", ".join(names) or None, commit)
 
@@ -75,17 +85,21 @@ def snapshots() -> tuple[list[Snapshot], list[str]]:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
+    place = cache_directory()
     try:
-        found = scan_cache_dir(cache_directory())
+        found = scan_cache_dir(place)
     except CacheNotFound:
         return [], []
+    except Exception as error:  # one ref that is no text, and the library lists nothing
+        refs = (ref for ref in place.glob("models--*/refs/**/*") if not ref.is_dir() and not _commit_in(ref))
+        return [], [f"{place} can not be listed ({error})", *(f"{ref} names no commit: remove it" for ref in refs)]
     rows = [
         Snapshot(
             name=_name(repo.repo_id, revision.refs, revision.commit_hash),
             path=revision.snapshot_path,
             bytes=revision.size_on_disk,
             used=max((file.blob_last_accessed for file in revision.files), default=revision.last_modified),
-            waiting=sum(part.stat().st_size for part in (repo.repo_path / "blobs").glob(f"*{PART}")),
+            waiting=sum(part.lstat().st_size for part in (repo.repo_path / "blobs").glob(f"*{PART}") if part.is_file()),
         )
         for repo in found.repos
         if repo.repo_type == "model"

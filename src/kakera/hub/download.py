@@ -107,9 +107,14 @@ def _fetch_large(remote: Remote, name: str, file: File, digest: str, advance: Ad
     if blob.exists():
         return
     with _alone(blob.with_name(blob.name + PART), f"{remote.repository}: {name}") as part:
+        if blob.exists():  # another process has just ended it, and `part` is that file
+            return
+        if part.tell() > file.bytes:
+            part.truncate(0)
+            part.seek(0)
         begun = part.tell()
         url = hf_hub_url(remote.repository.id, name, revision=remote.commit)
-        told = _Told(part, advance)
+        told = _Told(part, advance, file.bytes)
         http_get(url, told, resume_size=begun, headers=build_hf_headers(), expected_size=file.bytes)  # type: ignore[arg-type]
         part.flush()
         path = Path(part.name)
@@ -134,12 +139,14 @@ def _alone(path: Path, what: str) -> Iterator[BinaryIO]:
 
 
 class _Told:
-    """A file that tells how many bytes are written into it."""
+    """A file that tells how many bytes are written into it, and takes no more than `most`: an answer may never end."""
 
-    def __init__(self, file: BinaryIO, advance: Advance):
-        self._file, self._advance = file, advance
+    def __init__(self, file: BinaryIO, advance: Advance, most: int):
+        self._file, self._advance, self._most = file, advance, most
 
     def write(self, data: bytes) -> int:
+        if self._file.tell() + len(data) > self._most:
+            raise OSError(f"more came than the {self._most} bytes that the hub's list says")
         count = self._file.write(data)
         self._advance(count)
         return count

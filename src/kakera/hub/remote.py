@@ -7,6 +7,7 @@ no network. HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE are heard by huggingface_hu
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from kakera.arch import documents
 from kakera.arch.formats import refuse_files
 from kakera.arch.stored import DRAFT, INDEX, SINGLE, TensorHeader, indexed_files
 from kakera.errors import CheckpointError
+from kakera.hub.disk import COMMIT, cache_directory
 from kakera.hub.names import Repository, Source
 
 CONNECT_SECONDS = 10.0
@@ -25,7 +27,10 @@ SMALL = (".json", ".jinja")  # configs, the tokenizer, the template, the index
 FOLDERS = ("", "additional_chat_templates")  # in which they lie
 SMALL_BYTES = 64 << 20  # the tokenizer of 248,320 tokens takes 20 MB; a larger JSON file is no part of a model
 READERS = 8
-_COMMIT, _DIGEST = re.compile("[0-9a-f]{40}"), re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # they become names of files
+OF_THE_DISK = {
+    getattr(errno, name) for name in ("ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EIO", "ENOTDIR")
+}
+_DIGEST = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # becomes the name of a file, as the commit does
 
 
 @dataclass(frozen=True)
@@ -60,12 +65,15 @@ def look(repository: Repository) -> Remote:
         )
     except Exception as error:  # connection errors belong to the hub's HTTP library, and that changes by version
         raise failed(repository, error) from None
-    if not _COMMIT.fullmatch(info.sha or ""):
+    if not COMMIT.fullmatch(str(info.sha)):
         raise CheckpointError(f"{repository}: the hub names no commit; if HF_ENDPOINT is set, check that it is a hub")
     files = {}
     for item in info.siblings or ():
-        digest = (item.lfs.sha256 if item.lfs else item.blob_id) or ""
-        files[item.rfilename] = File(item.size or 0, digest if _DIGEST.fullmatch(digest) else None)
+        digest = str(item.lfs.sha256 if item.lfs else item.blob_id)
+        size = item.size or 0
+        if not isinstance(item.rfilename, str) or not isinstance(size, int) or size < 0:
+            raise CheckpointError(f"{repository}: the hub's list of files is none; if HF_ENDPOINT is set, check it")
+        files[item.rfilename] = File(size, digest if _DIGEST.fullmatch(digest) else None)
     return Remote(repository, str(info.sha), files)
 
 
@@ -141,6 +149,11 @@ def failed(repository: Repository, error: Exception) -> CheckpointError:
         return error
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # why it was looked for on the disk
+    if isinstance(error, OSError) and error.errno in OF_THE_DISK:
+        return CheckpointError(
+            f"{repository} could not be written to {cache_directory()} ({error.strerror}): free room there or make it "
+            "writable, or set HF_HOME to a directory on another disk"
+        )
     host = constants.ENDPOINT.partition("://")[2]
     page = f"{constants.ENDPOINT}/{repository.id}"
     token = "set HF_TOKEN, or log in (hf auth login)" if get_token() is None else "check the token (HF_TOKEN)"

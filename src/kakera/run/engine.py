@@ -98,9 +98,11 @@ class LocalEngine:
         return self.scheduler.disk is not None and self.scheduler.disk.busy
 
     def keep(self, seconds: float) -> None:
-        """Before the end: what conversations hold goes to the disk, the most recent first, for at most so long."""
+        """Before the end: what conversations hold goes to the disk, the most recent first, for at most so long. What
+        still runs ends."""
         if (disk := self.scheduler.disk) is None:
             return
+        self.scheduler.abort_all()
         end = time.monotonic() + seconds
         for _ in disk.write_all(seconds):
             self.runner.execute(StepPlan(0, self.scheduler.cache.take_actions()))

@@ -170,8 +170,11 @@ class DiskWork:
         actions are to be carried out."""
         self.tier.hurry()
         end = self.clock() + seconds
-        for record, _ in [*reversed(self._touched.values())]:
-            self._export = Export(record) if self._is_newest(record) else None
+        records = [record for record, _ in reversed(self._touched.values())]
+        records += [self._export.record] if self._export is not None else []
+        for record in [*records, *self._shared.values()]:
+            wanted = self._is_newest(record) or (record.id in self._shared and self._is_missing(record))
+            self._export = Export(record) if wanted else None
             while self._export is not None and self.clock() < end:
                 if self._room() == 0:
                     time.sleep(QUEUE_SECONDS)
@@ -199,7 +202,7 @@ class DiskWork:
         now = self.clock()
         while self._shared:
             record = self._shared.pop(next(iter(self._shared)))
-            if record.node is not None and not self.tier.has("checkpoint", record.node.key.hash):
+            if self._is_missing(record):
                 return Export(record)
         for number, (record, at) in list(self._touched.items()):
             if now - at < PAUSE_SECONDS:
@@ -213,10 +216,12 @@ class DiskWork:
 
     def _is_newest(self, record: Checkpoint) -> bool:
         """Published, in nobody's use, not on the disk, and no conversation goes on behind it."""
-        node = record.node
-        if node is None or record.kind == "grid" or _in_use(record):
+        if record.node is None or record.kind == "grid" or _in_use(record):
             return False
-        return not self.tier.has("checkpoint", node.key.hash) and not _goes_on(node)
+        return self._is_missing(record) and not _goes_on(record.node)
+
+    def _is_missing(self, record: Checkpoint) -> bool:
+        return record.node is not None and not self.tier.has("checkpoint", record.node.key.hash)
 
 
 def _in_use(record: Checkpoint) -> bool:

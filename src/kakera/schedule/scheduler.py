@@ -89,6 +89,10 @@ class Scheduler:
             if self._in_flight is None:
                 self._end(sequence, "abort")
 
+    def abort_all(self) -> None:
+        for sequence in [*self.waiting, *self.running.oldest_first()]:
+            self.abort(sequence.id)
+
     def take_events(self) -> list[Event]:
         """Events since the last call (commit calls it): of a planned step the admissions, of an abort while idle the
         ends."""

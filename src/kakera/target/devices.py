@@ -203,8 +203,8 @@ def _detected(index: int, handle: object) -> tuple[Device, str]:
         users = []
     who = ", ".join(users) or "another process or the desktop"
     return device, (
-        f"GPU {index} ({name}): {who} holds {device.used / 1e9:.1f} GB of it, so this plan is smaller than the card "
-        f"allows; close it and plan again, or go on with the smaller plan"
+        f"GPU {index} ({name}): {who} holds {device.used / 1e9:.1f} GB of it, which the plan leaves alone; where the "
+        f"plan is smaller than you want, close it and plan again"
     )
 
 
