@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import threading
+import time
 
 import httpx
 import pytest
@@ -36,8 +37,10 @@ class Draining:
         self.threads = [threading.Thread(target=self._ask, args=(stream,)) for stream in (False, True)]
         for thread in self.threads:
             thread.start()
+        end = time.monotonic() + 60
         while len(self.engine.open) < 2:
-            pass
+            assert time.monotonic() < end
+            time.sleep(0.01)
 
     def _ask(self, stream: bool) -> None:
         url = f"http://127.0.0.1:{self.served.port}/v1/completions"

@@ -57,7 +57,7 @@ KeepAliveOption = Annotated[
 ]
 DrainOption = Annotated[
     float,
-    typer.Option("--drain-seconds", min=0, max=86400, help="For which requests may go on after SIGTERM."),
+    typer.Option("--drain-seconds", min=0, max=86400, help="Seconds for which requests may go on after SIGTERM."),
 ]
 DEFAULT_DRAIN = 3.0  # as in server/run.py
 ThreadsOption = Annotated[
