@@ -17,7 +17,7 @@ demo: $(READY)
 
 # What to run after every change: the rooms without torch, the codec, the arithmetic, a story or two end to end.
 QUICK := $(wildcard tests/test_*.py) \
-  $(wildcard $(addprefix tests/,contract arch target plan cache schedule text chat constrain ops)) \
+  $(wildcard $(addprefix tests/,contract arch target plan disk cache schedule text chat constrain ops)) \
   $(addprefix tests/kv/test_kv_,codec.py rotation.py softmax.py) \
   tests/run/test_hit_is_cold.py tests/server/test_chat.py
 # Where Python is told to keep no compiled modules, each process of a test compiles all that it imports, and pytest all

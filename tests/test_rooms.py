@@ -22,7 +22,7 @@ DOCS = HOME.parents[1] / "docs"
 ORDER = (
     *("errors", "contract", "arch", "target", "plan", "hub", "disk", "cache", "schedule"),
     *("ops", "weights", "kv", "model", "quantize"),
-    *("text", "chat", "constrain", "run", "service", "server", "batch", "evaluate", "bench", "cli"),
+    *("text", "chat", "constrain", "run", "service", "server", "batch", "evaluate", "bench", "prove", "cli"),
 )
 WITHOUT_TORCH = [
     "errors",
@@ -40,6 +40,7 @@ WITHOUT_TORCH = [
     "service",
     "server",
     "batch",
+    "prove",
 ]
 LAST_FILES_WITH_TORCH = {"target": "as_torch"}  # the one file of such a room that says in torch what the others say
 
@@ -146,7 +147,9 @@ def test_rooms_without_torch_import_none():
 
 def test_tests_of_the_lower_rooms_without_torch_import_none():
     """Nor do their test files: who works on one of them waits for no torch."""
-    lower = [name for name in WITHOUT_TORCH if name not in ("service", "server", "batch", *LAST_FILES_WITH_TORCH)]
+    lower = [
+        name for name in WITHOUT_TORCH if name not in ("service", "server", "batch", "prove", *LAST_FILES_WITH_TORCH)
+    ]
     files = [str(path) for name in lower for path in (Path(__file__).parent / name).glob("*.py")]
     code = (
         "import importlib.util as u, pathlib, pytest, sys\n"

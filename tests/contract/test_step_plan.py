@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kakera.contract.events import TokenLogprob
 from kakera.contract.step import (
     Action,
+    DiskRecord,
     RowResult,
     SamplingInput,
     SavePoint,
@@ -22,7 +23,19 @@ from kakera.contract.step import (
 number = st.integers(0, 2**31 - 1)
 numbers = st.lists(number, max_size=5).map(tuple)
 pairs = st.lists(st.tuples(number, number), max_size=4).map(tuple)
-KINDS = {"slot": number, "checkpoint": number, "position": number, "sink": number, "pairs": pairs}
+digest = st.binary(min_size=16, max_size=16)
+kinds = st.sampled_from(["page", "checkpoint", "sink"])
+record = st.builds(DiskRecord, kinds, number, digest, digest, st.binary(max_size=256), number, st.booleans())
+records = st.lists(record, max_size=3).map(tuple)
+KINDS = {
+    "job": number,
+    "records": records,
+    "slot": number,
+    "checkpoint": number,
+    "position": number,
+    "sink": number,
+    "pairs": pairs,
+}
 
 
 def action(kind: type) -> st.SearchStrategy:

@@ -16,7 +16,7 @@ import pytest
 from engine_recipes import BrokenRecipe, HeldRecipe, TinyRecipe
 from run_world import World, ask, tokens_of
 
-from kakera.contract.events import Finished, Progress, Tokens
+from kakera.contract.events import Finished, Flushed, Progress, Tokens
 from kakera.errors import EngineDied, KakeraError, RequestRefused
 from kakera.run.process.client import UNREAD_TOKENS, EngineClient
 from kakera.run.scripted import ScriptedRecipe
@@ -109,6 +109,7 @@ async def _life(tiny_model):
         await _unread(client)
         await _leaving(client)
         await _flushing(client)
+        await _sweeping(client)
         await _killed(client)
     finally:
         await client.close()
@@ -190,6 +191,16 @@ async def _flushing(client):
     assert again.usage.cached_tokens > 0 and first.pages > 0 and (second.pages, second.host_bytes) == (0, 0)
     _, after = await collect(client, ask("after", tokens_of(1, 300), 1))
     assert after.usage.cached_tokens == 0 and after.usage.miss_reason == "evicted pages"
+
+
+async def _sweeping(client):
+    """In order with flushes, and while a stream runs."""
+    stream = asyncio.create_task(collect(client, ask("beside", tokens_of(7, 100), 8)))
+    (reads, flushed, again), (tokens, _) = await asyncio.gather(
+        asyncio.gather(client.sweep(), client.flush(), client.sweep()), stream
+    )
+    assert isinstance(flushed, Flushed) and len(tokens) == 8
+    assert [read.bytes for read in reads] == [read.bytes for read in again]
 
 
 async def _killed(client):

@@ -16,6 +16,7 @@ from kakera.contract.events import (
     Flushed,
     Progress,
     PromptLogprobs,
+    RegionRead,
     Tokens,
     Usage,
 )
@@ -73,6 +74,10 @@ class FakeEngine:
     async def flush(self, disk: bool = False) -> Flushed:
         self._check()
         return Flushed(pages=3, checkpoints=1, host_bytes=5, disk_bytes=7 if disk else 0)
+
+    async def sweep(self) -> list[RegionRead]:
+        self._check()
+        return [RegionRead("weights", 0, 64 * 2**20, (0.001, 0.0001))]
 
     async def stats(self) -> EngineStats:
         self._check()

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kakera.contract.events import Progress
-from kakera.server.openai.chat import PromptProgress
+from kakera.server.openai.progress import PromptProgress
 from lazily import lazily
 
 openai = lazily("openai")
@@ -279,6 +279,11 @@ def test_a_stream_tells_on_request_how_far_the_prompt_is_read(live):
     assert told == [{"total": count, "cache": 0, "processed": 0, "time_ms": 0}]
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant" and "prompt_progress" in chunks[1]
     assert all(chunk["choices"][0]["delta"] == {} for chunk in chunks if "prompt_progress" in chunk)
+    body = {"model": "mini", "prompt": [5, 6, 7], "max_tokens": 2, "stream": True}
+    plain = live.events(live.post("/v1/completions", **body, return_progress=True))
+    assert plain[0]["prompt_progress"] == {"total": 3, "cache": 0, "processed": 0, "time_ms": 0}
+    assert plain[0]["choices"][0]["text"] == "" and plain[1]["choices"][0]["text"]
+    assert "prompt_progress" not in live.post("/v1/completions", **body).text
     for more in ({"stream": True}, {"stream": True, "return_progress": False}, {"return_progress": True}):
         assert "prompt_progress" not in live.chat("hi", **more).text
 

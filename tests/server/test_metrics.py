@@ -114,9 +114,15 @@ def test_flushing_is_a_post_that_says_what_it_freed(live):
     assert live.http.post("/flush_cache", json={"disk": "yes"}).status_code == 400
 
 
+def test_a_sweep_is_a_post_that_says_sizes_and_times(live):
+    assert live.http.get("/v1/kakera/sweep").status_code == 405
+    (read,) = live.http.post("/v1/kakera/sweep").json()["reads"]
+    assert read == {"region": "weights", "offset": 0, "bytes": 64 * 2**20, "seconds": [0.001, 0.0001]}
+
+
 def test_a_key_guards_the_routers_routes_but_not_metrics(serve):
     live = serve([{"text": "x"}], keys=("secret",))
     for path in ("/get_model_info", "/get_server_info", "/v1/loads", "/v1/kakera/status"):
         assert live.http.get(path).status_code == 401
-    assert live.http.post("/flush_cache").status_code == 401
+    assert live.http.post("/flush_cache").status_code == live.http.post("/v1/kakera/sweep").status_code == 401
     assert live.http.get("/metrics").status_code == live.http.get("/").status_code == 200

@@ -89,6 +89,7 @@ def test_a_card_that_does_not_tell_its_power_is_still_read(monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     memory = SimpleNamespace(total=12 * GB, used=3 * GB)
+    reasons = [0x20 | 0x4, 0x4]  # within its power limit; hot as well
     for name, answer in {
         "nvmlInit": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
@@ -99,10 +100,15 @@ def test_a_card_that_does_not_tell_its_power_is_still_read(monkeypatch):
         "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 250_000,
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=40),
         "nvmlDeviceGetTemperature": lambda handle, kind: 55,
+        "nvmlDeviceGetClockInfo": lambda handle, kind: 2500,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: reasons.pop(),
     }.items():
         monkeypatch.setattr(pynvml, name, answer)
     reading = Sensors(cards=2).read()
-    assert reading.cards == (CardReading("some card", 12 * GB, 3 * GB, None, 250.0, 55, 40),) * 2
+    readings = [
+        CardReading("some card", 12 * GB, 3 * GB, None, 250.0, 55, 40, 2500, slowed) for slowed in (False, True)
+    ]
+    assert list(reading.cards) == readings
     assert reading.resident > 0 and reading.host_bytes > reading.host_used > 0
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: refuse(0))
     assert Sensors(cards=1).read().cards == ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,10 +68,23 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def complete(self, prompt: str, max_tokens: int, on_text: Callable[[str], None] | None = None) -> Trace:
-        """Continue plain text by exactly `max_tokens` greedy tokens: the end token does not stop it."""
+    async def complete(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int,
+        on_text: Callable[[str], None] | None = None,
+        on_progress: Callable[[int, float], None] | None = None,
+    ) -> Trace:
+        """Continue plain text, or tokens, by exactly `max_tokens` greedy tokens: the end token does not stop it.
+
+        `on_progress` hears how many tokens of the prompt are read, and by the server's clock since when, in seconds.
+        """
         body = {"prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-        return await self._stream("/v1/completions", body, lambda choice: choice.get("text") or "", on_text)
+        if on_progress:
+            body["return_progress"] = True
+        return await self._stream(
+            "/v1/completions", body, lambda choice: choice.get("text") or "", on_text, on_progress
+        )
 
     async def chat(
         self, messages: list[dict[str, Any]], max_tokens: int, on_text: Callable[[str], None] | None = None
@@ -123,6 +136,7 @@ class Client:
         body: dict[str, Any],
         text_of: Callable[[dict[str, Any]], str],
         on_text: Callable[[str], None] | None = None,
+        on_progress: Callable[[int, float], None] | None = None,
     ) -> Trace:
         body = {
             "model": self._model,
@@ -143,6 +157,8 @@ class Client:
                     pieces.append(text)
                     if on_text:
                         on_text(text)
+            if on_progress and (read := chunk.get("prompt_progress")):
+                on_progress(read["processed"], read["time_ms"] / 1e3)
             usage = chunk.get("usage") or usage
         if not arrivals:
             raise KakeraError(f"{path}: the stream ended without any text")

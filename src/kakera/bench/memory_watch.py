@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kakera.bench.memory import Held, MemoryTable, Taken, compare_cpu, compare_gpu, compare_host
 from kakera.plan.plan import Plan
 from kakera.run.engine import LocalEngine
+from kakera.run.regions import KV, PAGES, SCRATCH, STAGING, STATES, WEIGHTS
 from kakera.run.step.runner import TorchRunner
 from kakera.target.devices import device_bytes_used
 from kakera.target.target import Target
@@ -60,23 +60,13 @@ def _used() -> int:
 
 
 def held_bytes(runner: TorchRunner, target: Target) -> Held:
-    """Bytes of the tensors on the device that the runner's objects hold, each storage once.
-
-    What classes named ...Scratch hold is scratch wherever it hangs, and so is all that the runner has beside the model,
-    the cache, the states and the store. Opaque weights, which a CPU's library packs, are not seen.
-    """
-    seen: set[int] = set()
-    device = target.kind
+    """Bytes of the device that the runner's objects hold."""
+    found = {name: sum(storage.nbytes() for storage in storages) for name, storages in runner.regions().items()}
     kv = runner.kv.bytes()
-    cache = _bytes(_tensors(runner.kv), device, seen)
-    states = _bytes(_tensors(runner.states), device, seen)
-    scratch = _bytes(_tensors(runner.model, within="Scratch"), device, seen)
-    weights = _bytes(_tensors(runner.model), device, seen)
-    store = _bytes(_tensors(runner.store), device, seen)
-    staging = 0 if target.one_memory else store  # on a CPU a row of its own
-    others = _bytes(_tensors(runner), device, seen)
     windows = kv.ring + kv.sink
-    return Held(weights, states, windows, kv.pages, cache - windows - kv.pages + scratch + others, staging)
+    staging = 0 if target.one_memory else found[STAGING]  # on a CPU a row of its own
+    scratch = found[KV] - windows + found[SCRATCH]
+    return Held(found[WEIGHTS], found[STATES], windows, found[PAGES], scratch, staging)
 
 
 def graph_bytes(segments: Sequence[Mapping[str, Any]]) -> int:
@@ -95,40 +85,3 @@ def peak_resident() -> int:
     """Bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _bytes(tensors: Iterable[Tensor], device: str, seen: set[int]) -> int:
-    total = 0
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if tensor.device.type == device and storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            total += storage.nbytes()
-    return total
-
-
-def _tensors(root: Any, within: str = "") -> Iterator[Tensor]:
-    """Tensors reachable through containers and through attributes of this package's objects; `within`: only those in
-    objects whose class is called so at its end."""
-    open_, visited = [(root, not within)], set()
-    while open_:
-        item, wanted = open_.pop()
-        if isinstance(item, Tensor):
-            if wanted:
-                yield item
-            continue
-        if id(item) in visited:
-            continue
-        visited.add(id(item))
-        wanted = wanted or type(item).__name__.endswith(within)
-        open_ += [(child, wanted) for child in _children(item)]
-
-
-def _children(item: Any) -> Iterable[Any]:
-    if isinstance(item, dict):
-        return list(item.values())  # a thread may be putting something in
-    if isinstance(item, list | tuple | set | frozenset):
-        return item
-    if type(item).__module__.startswith("kakera."):
-        return vars(item).values() if hasattr(item, "__dict__") else ()
-    return ()

@@ -25,6 +25,7 @@ from kakera.cli import (
     info,
     models,
     plan,
+    prove,
     pull,
     quantize,
     replay,
@@ -47,6 +48,7 @@ app.command("serve")(serve.serve)
 app.command("chat")(chat.chat)
 app.command("batch")(batch.batch)
 app.command("plan")(plan.plan)
+app.command("prove")(prove.prove)
 app.command("pull")(pull.pull)
 app.command("models")(models.models)
 app.command("quantize")(quantize.quantize)

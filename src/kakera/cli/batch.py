@@ -84,7 +84,8 @@ def _local(file: Path, model: str | None, names: Sequence[str], wishes: Wishes) 
 
     from kakera.cli.engine import recipe_for, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
-    from kakera.cli.serve import claim_for, say
+    from kakera.cli.serve import claim_for
+    from kakera.cli.terminal import say
     from kakera.errors import UsageError
     from kakera.service.instance import Holder
     from kakera.service.predecessor import wait_for

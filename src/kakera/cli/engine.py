@@ -37,6 +37,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads
     from kakera.cli.last_plan import compare_with_last
     from kakera.plan.cautions import cautions
     from kakera.plan.planner import plan_and_speed
+    from kakera.plan.proven import proof_for, proven_line
     from kakera.plan.table import summary
     from kakera.run.process.recipe import EngineRecipe
     from kakera.target.devices import resolve_to_compute
@@ -44,6 +45,8 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads
     machine = resolve_to_compute(wishes.gpus)
     plan, _ = plan_and_speed(model.path, wishes, machine)
     say(summary(plan))
+    if proof := proof_for(plan, machine):
+        say(f"this plan, or a larger one, was {proven_line(proof)}")
     for caution in (*cautions(plan, machine, wishes), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan, threads=threads)

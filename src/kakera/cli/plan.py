@@ -19,6 +19,7 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     from kakera.plan.cautions import cautions, uneven
     from kakera.plan.costs import costs
     from kakera.plan.planner import beside_wsl, make_plan
+    from kakera.plan.proven import proof_for, proven_line
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
     from kakera.target.devices import resolve
@@ -37,12 +38,14 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     notes += uneven(made, speed, wishes, machine, weights)
     chosen = costs(made, wishes, machine, weights)
     other = beside_wsl(spec, wishes, machine, weights)
+    proof = proof_for(made, machine)
     if len(made.device_bytes) > 1:
         notes += ("kakera computes on one card so far: this is what several will take, its speeds are estimates",)
     if spec.unserved:
         notes += (spec.unserved,)
     if as_json:
-        _print_json({**to_json(made, machine, speed, notes, chosen), "elsewhere": other and other.to_json()})
+        more = {"elsewhere": other and other.to_json(), "proven": proof and proof.day}
+        _print_json({**to_json(made, machine, speed, notes, chosen), **more})
         return
     from rich.console import Console
 
@@ -59,6 +62,8 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
             console.print(f"  {cost.text}", soft_wrap=True)
     if other is not None:
         console.print(other.text, soft_wrap=True)
+    if proof is not None:
+        console.print(f"This plan, or a larger one, was {proven_line(proof)}.", soft_wrap=True)
     for note in notes:
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
 

@@ -29,6 +29,7 @@ from kakera.cli.options import (
     ThreadsOption,
     with_memory_options,
 )
+from kakera.cli.terminal import say
 from kakera.plan.plan import Wishes
 
 OTHERS_READ = 0o044  # group and everybody
@@ -74,6 +75,9 @@ def serve(
             "--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT[,TOPIC]"
         ),
     ] = None,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="First fill the plan once, unless it was proven already; see kakera prove.")
+    ] = False,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
     ] = None,
@@ -87,6 +91,7 @@ def serve(
 
     from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for, with_disk, with_kv_events
     from kakera.cli.model import resolve_model
+    from kakera.cli.prove import prove_first
     from kakera.errors import UsageError
     from kakera.server.http.access import Access
     from kakera.service.instance import Holder
@@ -102,6 +107,8 @@ def serve(
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
     notifier = Notifier.from_environment()
     found = resolve_model(model)
+    if prove:
+        prove_first(found, model, wishes)
     machine = resolve_to_compute(wishes.gpus)
     aliases = tuple(dict.fromkeys(served_name or (found.name,)))
     name = aliases[0]
@@ -278,8 +285,3 @@ def check_port(host: str, port: int) -> None:
             why = error.strerror or str(error)
             what_to_do = advice.get(error.errno or 0, "try another --port or --host")
             raise UsageError(f"{host}:{port} can not be used ({why}): {what_to_do}") from None
-
-
-def say(line: str) -> None:
-    with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone, must not end a server
-        typer.echo(line, err=True)

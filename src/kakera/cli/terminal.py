@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -9,6 +10,8 @@ import sys
 import unicodedata
 from collections.abc import Collection
 from typing import Any
+
+import typer
 
 from kakera.errors import KakeraError
 
@@ -82,3 +85,9 @@ def visible_message(message: str, arguments: list[str]) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return visible(found[0], layout="")
+
+
+def say(line: str) -> None:
+    """To stderr."""
+    with contextlib.suppress(OSError):  # a full disk, or a terminal that is gone, must not end a server
+        typer.echo(line, err=True)

@@ -104,6 +104,16 @@ class Flushed:
     disk_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class RegionRead:
+    """`bytes` of the device's memory from `offset` of a region on, and the seconds that each read of them took."""
+
+    region: str
+    offset: int
+    bytes: int
+    seconds: tuple[float, ...]
+
+
 @dataclass
 class EngineStats:
     """A snapshot of the engine for /metrics, /health, the page and the log. Numbers and ids only.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,3 +96,13 @@ class Plan:
 
     def total(self, place: Place) -> int:
         return sum(row.bytes for row in self.rows if row.place == place)
+
+    @property
+    def shape(self) -> str:
+        """A name for the model's shape and what does not follow from how much memory is free today: a plan of the same
+        shape with less of everything is proven by this one."""
+        spec = self.spec
+        model = (spec.model_type, spec.vocab, spec.hidden, len(spec.layers), spec.max_positions)
+        weights = [row.bytes for row in self.rows if row.name == "weights"]
+        same = (model, weights, self.kv, self.slots, self.chunk, self.embedding, self.staged)
+        return hashlib.sha256(repr(same).encode()).hexdigest()[:16]

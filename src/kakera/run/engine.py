@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kakera.cache.announced import Announced
-from kakera.contract.events import EngineStats, Event, Flushed
+from kakera.contract.events import EngineStats, Event, Flushed, RegionRead
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
 from kakera.run.interface import EngineLimits, Runner
@@ -86,6 +86,10 @@ class LocalEngine:
             announced.again()
         if events := announced.take():
             publisher.offer(events)
+
+    def sweep(self) -> list[RegionRead]:
+        """See Runner.sweep."""
+        return self.runner.sweep()
 
     @property
     def keeps(self) -> bool:

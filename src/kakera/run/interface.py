@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from kakera.contract.events import EngineStats, Event, Flushed
+from kakera.contract.events import EngineStats, Event, Flushed, RegionRead
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import SamplingInput, StepPlan, StepResult
 
@@ -21,6 +21,10 @@ class Runner(Protocol):
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
         """Run one step to its end. `sampling` has an entry for each row that is sampled or scored. A row that
         fails gets `RowResult.error`; raising means that the device is lost."""
+        ...
+
+    def sweep(self) -> list[RegionRead]:
+        """Time reads of all the device's memory that is held for good, between steps. Empty for a script."""
         ...
 
 
@@ -49,6 +53,10 @@ class Engine(Protocol):
     def flush(self, disk: bool = False) -> Flushed:
         """Forget every cached prefix that no running request holds; with `disk` also all that this model has on the
         disk, whose files go in the background. Between steps only."""
+        ...
+
+    def sweep(self) -> list[RegionRead]:
+        """See Runner.sweep."""
         ...
 
     def stats(self) -> EngineStats: ...
@@ -82,6 +90,10 @@ class AsyncEngine(Protocol):
 
     async def flush(self, disk: bool = False) -> Flushed:
         """See Engine.flush. Raises EngineDied."""
+        ...
+
+    async def sweep(self) -> list[RegionRead]:
+        """See Runner.sweep. Raises EngineDied."""
         ...
 
     async def stats(self) -> EngineStats:

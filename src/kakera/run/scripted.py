@@ -38,7 +38,7 @@ from kakera.cache.host import CacheSizes
 from kakera.cache.prefix import PrefixCache
 from kakera.constrain.compiler import Compiler, GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
-from kakera.contract.events import TokenLogprob
+from kakera.contract.events import RegionRead, TokenLogprob
 from kakera.contract.grid import PAGE
 from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult, follow_drafts
 from kakera.errors import CheckpointError
@@ -118,6 +118,9 @@ class ScriptedRunner:
             time.sleep(delay)
         results = tuple(self._result(row, sampling.get(row.request_id)) for row in plan.rows)
         return StepResult(plan.step, results, time.perf_counter() - began)
+
+    def sweep(self) -> list[RegionRead]:
+        return []
 
     def _result(self, row: Segment, given: SamplingInput | None) -> RowResult:
         if given is None:

@@ -36,7 +36,9 @@ from kakera.server.operate.docs import docs_routes
 from kakera.server.operate.health import health_routes
 from kakera.server.operate.page import PATHS, page_routes
 from kakera.server.operate.router import router_routes
+from kakera.server.operate.spill import SpillWatch
 from kakera.server.operate.status import status_routes
+from kakera.server.operate.sweep import sweep_routes
 from kakera.server.responses.routes import ROUTE as RESPONSES_ROUTE
 from kakera.server.responses.routes import responses_routes
 from kakera.server.service import Service
@@ -61,13 +63,17 @@ def create_app(
     watch = watch or EngineWatch(engine)
     body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest)
     service = Service(engine, model, watch, Intake(body_limit), access=access)
+    spill = SpillWatch(engine) if plan and plan.target.has_cards else None
     refusals = Refusals(partial(record_refusal, service.metrics))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        polling = asyncio.create_task(watch.run())
+        tasks = [asyncio.create_task(watch.run())]
+        if spill:
+            tasks.append(asyncio.create_task(spill.run(watch)))
         yield
-        polling.cancel()
+        for task in tasks:
+            task.cancel()
 
     app = FastAPI(
         title="kakera",
@@ -95,7 +101,8 @@ def create_app(
         text_routes(service),
         health_routes(service),
         router_routes(service, plan),
-        status_routes(service, plan),
+        status_routes(service, plan, spill=spill),
+        sweep_routes(service),
         page_routes(),
     ):
         app.include_router(router)

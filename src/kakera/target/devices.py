@@ -79,11 +79,11 @@ def resolve(gpus: str) -> Machine:
 
 
 def _reserve(devices: tuple[Device, ...]) -> int:
-    """Under WSL2 what was proven to be enough, for the card that needs most, or a safe figure."""
+    """Under WSL2 what was proven to be enough, for the card that needs most, and at most a safe figure."""
     if not wsl.under_wsl():
         return 0
     proven = [proven_reserve(device.name, device.driver) for device in devices]
-    return max(wsl.RESERVE if found is None else found for found in proven)
+    return max(wsl.RESERVE if found is None else min(wsl.RESERVE, found) for found in proven)
 
 
 def resolve_to_compute(gpus: str) -> Machine:

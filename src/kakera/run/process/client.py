@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import zmq
 import zmq.asyncio
 
-from kakera.contract.events import EngineStats, Event, Finished, Flushed, Tokens
+from kakera.contract.events import EngineStats, Event, Finished, Flushed, RegionRead, Tokens
 from kakera.contract.request import Request
 from kakera.errors import EngineDied, KakeraError, RequestRefused
 from kakera.run.interface import EngineLimits
@@ -35,6 +35,8 @@ from kakera.run.process.messages import (
     Refused,
     Step,
     Submit,
+    Sweep,
+    SweepDone,
     decode_from_engine,
     encode,
 )
@@ -72,7 +74,7 @@ class EngineClient:
         self._streams: dict[str, asyncio.Queue[Event | RequestRefused | Accepted | EngineDied]] = {}
         self._unreported: set[str] = set()  # sent, and not counted by any report yet
         self._accepted: set[str] = set()  # of these, those that the next report counts
-        self._flushes: deque[asyncio.Future[Flushed]] = deque()  # answered in order
+        self._asked: deque[asyncio.Future[Any]] = deque()  # flushes and sweeps, answered in order
         self._dead = asyncio.Event()
         self._exit_code: int | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -165,11 +167,18 @@ class EngineClient:
 
     async def flush(self, disk: bool = False) -> Flushed:
         """See AsyncEngine.flush."""
+        return cast("Flushed", await self._ask(Flush(disk)))
+
+    async def sweep(self) -> list[RegionRead]:
+        """See AsyncEngine.sweep."""
+        return cast("list[RegionRead]", await self._ask(Sweep()))
+
+    async def _ask(self, question: Flush | Sweep) -> Any:
         if self._dead.is_set():
             raise EngineDied(self._death_text())
-        answer: asyncio.Future[Flushed] = asyncio.get_running_loop().create_future()
-        self._flushes.append(answer)
-        await self._socket.send(encode(Flush(disk)))
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        await self._socket.send(encode(question))
         return await answer
 
     async def close(self) -> None:
@@ -221,14 +230,19 @@ class EngineClient:
                     self._report(stats)
                 case FlushDone(flushed, stats):
                     self._report(stats)
-                    answer = self._flushes.popleft()
-                    if not answer.done():  # its caller may have left
-                        answer.set_result(flushed)
+                    self._answer(flushed)
+                case SweepDone(reads):
+                    self._answer(reads)
                 case Accepted(request_id) as accepted:
                     self._accepted.add(request_id)
                     self._put(request_id, accepted)
                 case Refused(request_id, message, status, code, param):
                     self._put(request_id, RequestRefused(message, status=status, code=code, param=param))
+
+    def _answer(self, found: Flushed | list[RegionRead]) -> None:
+        answer = self._asked.popleft()
+        if not answer.done():  # its caller may have left
+            answer.set_result(found)
 
     def _report(self, stats: EngineStats) -> None:
         self._stats = stats
@@ -246,8 +260,8 @@ class EngineClient:
         self._dead.set()
         for request_id in list(self._streams):
             self._put(request_id, EngineDied(self._death_text()))
-        while self._flushes:
-            if not (answer := self._flushes.popleft()).done():
+        while self._asked:
+            if not (answer := self._asked.popleft()).done():
                 answer.set_exception(EngineDied(self._death_text()))
 
     def _death_text(self) -> str:

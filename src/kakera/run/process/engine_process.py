@@ -30,6 +30,8 @@ from kakera.run.process.messages import (
     Refused,
     Step,
     Submit,
+    Sweep,
+    SweepDone,
     decode_to_engine,
     encode,
 )
@@ -124,6 +126,8 @@ def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
                 engine.abort(request_id)
             case Flush(disk):
                 socket.send(encode(FlushDone(engine.flush(disk), engine.stats())))
+            case Sweep():
+                socket.send(encode(SweepDone(engine.sweep())))
 
 
 def settle() -> None:

@@ -1,8 +1,8 @@
 """What the server process and the engine process say to each other: msgpack over one ZeroMQ pair socket.
 
-Server to engine: Submit, Allow, Abort, Flush. Engine to server: Ready or Failed once, then Accepted or Refused per
-request, Step when a step that admits somebody begins and after each step that had events, FlushDone per Flush in order,
-and Alive at least once a second.
+Server to engine: Submit, Allow, Abort, Flush, Sweep. Engine to server: Ready or Failed once, then Accepted or Refused
+per request, Step when a step that admits somebody begins and after each step that had events, FlushDone and SweepDone
+per Flush and Sweep in order, and Alive at least once a second.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import msgspec
 
-from kakera.contract.events import EngineStats, Event, Finished, Flushed, Progress, PromptLogprobs, Tokens
+from kakera.contract.events import EngineStats, Event, Finished, Flushed, Progress, PromptLogprobs, RegionRead, Tokens
 from kakera.contract.request import NO_LIMIT, Request, packed
 from kakera.run.interface import EngineLimits
 
@@ -50,7 +50,11 @@ class Flush(msgspec.Struct, tag=True):
     disk: bool = False
 
 
-ToEngine = Submit | Allow | Abort | Flush
+class Sweep(msgspec.Struct, tag=True):
+    """Time reads of the device's memory."""
+
+
+ToEngine = Submit | Allow | Abort | Flush | Sweep
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -111,7 +115,11 @@ class FlushDone(msgspec.Struct, tag=True):
     stats: EngineStats
 
 
-FromEngine = Ready | Failed | Accepted | Refused | Step | Alive | FlushDone
+class SweepDone(msgspec.Struct, tag=True):
+    reads: list[RegionRead]
+
+
+FromEngine = Ready | Failed | Accepted | Refused | Step | Alive | FlushDone | SweepDone
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from kakera.contract.events import RegionRead
 from kakera.contract.grid import PAGE
 from kakera.contract.recording import Recorder
 from kakera.contract.step import SamplingInput, Segment, StepPlan, StepResult
@@ -29,6 +30,9 @@ class RecordingRunner:
     def __init__(self, runner: TorchRunner, recorder: Recorder):
         self.runner = runner
         self._recorder: Recorder | None = recorder
+
+    def sweep(self) -> list[RegionRead]:
+        return self.runner.sweep()
 
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
         if self._recorder is None:

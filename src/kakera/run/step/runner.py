@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from kakera.contract.events import TokenLogprob
+from kakera.contract.events import RegionRead, TokenLogprob
 from kakera.contract.step import (
     Action,
     DemotePages,
@@ -38,10 +38,12 @@ from kakera.plan.sizes import HEAD_PIECE_ROWS
 from kakera.run.choose.chooser import Chooser, Drawn
 from kakera.run.choose.logprobs import logprobs_of
 from kakera.run.interface import NOTHING_SAMPLED
+from kakera.run.regions import Region, regions
 from kakera.run.step.graphs import DecodeGraphs
 from kakera.run.step.page_tables import PageTables
 from kakera.run.store.disk import DiskRecords
 from kakera.run.store.host import Store
+from kakera.run.sweep import sweep
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,19 @@ class TorchRunner:
         for action in plan.after:
             self._apply(action)
         return StepResult(plan.step, results, time.perf_counter() - began)
+
+    def regions(self) -> dict[str, Region]:
+        """The device's memory that is held for good, by purpose."""
+        return regions(self.model, self.kv, self.states, self.store, self)
+
+    def sweep(self) -> list[RegionRead]:
+        """See Runner.sweep. Whatever goes wrong with reading alone costs nobody the engine."""
+        try:
+            return sweep(self.regions(), self.device)
+        except RuntimeError:  # of torch: no memory for a sum, say
+            log.exception("the sweep failed")
+            touch(self.device)
+            return []
 
     def _forward(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
         self.tables.update(plan.rows)

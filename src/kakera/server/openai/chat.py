@@ -15,7 +15,7 @@ from kakera.chat.template import Prompt
 from kakera.chat.thinking import thinking_switch
 from kakera.chat.tool_choice import select_tools
 from kakera.chat.tools import CallDelta
-from kakera.contract.events import Progress, TokenLogprob
+from kakera.contract.events import TokenLogprob
 from kakera.errors import RequestRefused
 from kakera.server.choice import ChatOutput, Delta, Job
 from kakera.server.generate import Generation
@@ -26,6 +26,7 @@ from kakera.server.model import ServedModel
 from kakera.server.openai.answers import ChatAnswer, ChatUsage, chat_usage
 from kakera.server.openai.constrain import budget_of, chat_constraint
 from kakera.server.openai.logprobs import chat_logprobs
+from kakera.server.openai.progress import PromptProgress
 from kakera.server.openai.sampling import build_sampling, completion_room, count_check, prompt_check
 from kakera.server.openai.schema import ChatBody, ChatMessage, Tool
 from kakera.server.rendered import Rendered, rendered
@@ -221,20 +222,6 @@ class ChatReply(Reply):
 
     def _logprobs(self, logprobs: list[TokenLogprob] | tuple[TokenLogprob, ...]) -> dict[str, Any]:
         return chat_logprobs(logprobs, self._model.tokenizer, self._body.top_logprobs or 0)
-
-
-@dataclass
-class PromptProgress:
-    """How far prompts are read, in the shape of llama.cpp's `prompt_progress`."""
-
-    _begun: dict[int, tuple[float, int]] = field(default_factory=dict)  # by choice: when, and what was cached
-
-    def as_json(self, choice: int, progress: Progress) -> dict[str, int]:
-        """`processed` includes `cache`; `time_ms` is since the prompt's reading began."""
-        now = time.monotonic()
-        began, cached = self._begun.setdefault(choice, (now, progress.done))
-        passed = round(1000 * (now - began))
-        return {"total": progress.total, "cache": cached, "processed": progress.done, "time_ms": passed}
 
 
 def delta_fields(delta: Delta, legacy: bool = False) -> dict[str, Any]:

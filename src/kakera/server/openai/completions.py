@@ -24,6 +24,7 @@ from kakera.server.model import ServedModel
 from kakera.server.openai.answers import CompletionAnswer, usage_object
 from kakera.server.openai.constrain import text_constraint
 from kakera.server.openai.logprobs import TextLogprobs
+from kakera.server.openai.progress import PromptProgress
 from kakera.server.openai.sampling import build_sampling, check_token, completion_room, count_check, prompt_check
 from kakera.server.openai.schema import CompletionBody
 from kakera.server.rendered import Rendered, rendered
@@ -97,6 +98,7 @@ def completion_job(body: CompletionBody, tokens: array[int], service: Service, c
         stops=body.stops,
         cache=body.cache is not False,
         salt=body.salt,
+        progress=bool(body.stream and body.return_progress),
     )
 
 
@@ -132,13 +134,18 @@ class CompletionReply(Reply):
     async def stream(self) -> AsyncGenerator[str]:
         """Prompts one after the other: clients that stream send one."""
         for number, generation in enumerate(self._generations):
+            reading = PromptProgress()
             choices = [ChoiceReply(generation, self._model, self._body) for _ in range(generation.job.choices)]
             async with aclosing(generation.deltas()) as deltas:
                 async for delta in deltas:
                     choice = choices[delta.choice]
                     choice.add(delta)
+                    index = number * generation.job.choices + delta.choice
+                    if delta.progress:
+                        read = reading.as_json(delta.choice, delta.progress)
+                        empty = {"text": "", "logprobs": None, "finish_reason": None, "index": index}
+                        yield event({**self._head(), "choices": [empty], "prompt_progress": read})
                     if choice.worth_sending:
-                        index = number * generation.job.choices + delta.choice
                         yield event({**self._head(), "choices": [{**choice.take(), "index": index}]})
         if self._body.include_usage:
             yield event({**self._head(), "choices": [], "usage": usage_object(self._usage())})

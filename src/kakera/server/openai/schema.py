@@ -58,6 +58,7 @@ class GenerationBody(RequestBody):
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[Numbers[TokenId], Field(max_length=MAX_STOP_IDS)] | None = None
     min_tokens: int | None = Field(None, ge=0)
+    return_progress: bool | None = None  # llama.cpp's: a stream's chunks tell how far the prompt is read
     ignore_eos: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -166,7 +167,6 @@ class ChatBody(GenerationBody):
     enable_thinking: bool | str | None = None
     reasoning: Reasoning | None = None
     thinking: Thinking | None = None
-    return_progress: bool | None = None  # llama.cpp's: a stream's chunks tell how far the prompt is read
 
     @property
     def limit(self) -> int | None:

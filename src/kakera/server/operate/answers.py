@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
-from kakera.contract.events import Active
+from kakera.contract.events import Active, RegionRead
 from kakera.server.http.openapi import closed
 from kakera.server.operate.sensors import CardReading
 
@@ -164,3 +164,8 @@ class StatusAnswer(TypedDict):
     engine: dict[str, Any]
     active: list[Active]
     finished: list[dict[str, Any]]
+
+
+@closed
+class SweepAnswer(TypedDict):
+    reads: list[RegionRead]

@@ -12,12 +12,15 @@ import psutil
 
 from kakera.target.devices import host_memory, visible_cards
 
-FRESH_SECONDS = 0.9  # several open pages share one reading
+FRESH_SECONDS = 0.45  # several open pages share one reading
+
+SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80  # NVML's reasons: hardware, thermal by software, by hardware, power brake
 
 
 @dataclass(frozen=True)
 class CardReading:
-    """None where the driver does not say (power under WSL2, for example)."""
+    """None where the driver does not say (power under WSL2, for example). `slowed`: its clocks are lower for heat or
+    for its supply; that it stays within its power limit is not meant."""
 
     name: str
     bytes: int
@@ -26,6 +29,8 @@ class CardReading:
     limit_watts: float | None
     celsius: int | None
     utilization: int | None  # percent of the time in which kernels ran
+    clock_mhz: int | None = None
+    slowed: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class Sensors:
         self._last: Reading | None = None
 
     def read(self) -> Reading:
-        """Blocks for some milliseconds. At most about one reading a second; in between the last one again."""
+        """Blocks for some milliseconds. At most about two readings a second; in between the last one again."""
         if self._last is None or time.monotonic() - self._read_at >= FRESH_SECONDS:
             total, used = host_memory()
             cards = self._read_cards() if self._cards else ()
@@ -85,6 +90,7 @@ def _card(nvml: Any, handle: Any) -> CardReading:
     milliwatts = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
     limit = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     rates = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+    reasons = ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     return CardReading(
         name=name.decode() if isinstance(name, bytes) else str(name),
         bytes=int(memory.total),
@@ -93,4 +99,6 @@ def _card(nvml: Any, handle: Any) -> CardReading:
         limit_watts=None if limit is None else limit / 1000,
         celsius=ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         utilization=None if rates is None else int(rates.gpu),
+        clock_mhz=ask(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        slowed=None if reasons is None else bool(reasons & SLOWDOWNS),
     )

@@ -16,10 +16,13 @@ from kakera.plan.table import title
 from kakera.server.operate.answers import StatusAnswer
 from kakera.server.operate.memory_map import bars
 from kakera.server.operate.sensors import Sensors
+from kakera.server.operate.spill import SpillWatch
 from kakera.server.service import Service
 
 
-def status_routes(service: Service, plan: Plan | None, sensors: Sensors | None = None) -> APIRouter:
+def status_routes(
+    service: Service, plan: Plan | None, sensors: Sensors | None = None, spill: SpillWatch | None = None
+) -> APIRouter:
     """`plan` is None for scripted models, which have no memory to show."""
     router = APIRouter()
     on_cards = plan is not None and plan.target.has_cards
@@ -31,6 +34,7 @@ def status_routes(service: Service, plan: Plan | None, sensors: Sensors | None =
         reading = await asyncio.to_thread(sensors.read)
         memory = bars(plan, stats, reading) if plan else []
         warnings = [bar.warning for bar in memory if bar.warning]
+        warnings += spill.warnings if spill else []
         if service.watch.stalled_for > service.watch.stall_seconds:
             warnings.append(service.watch.stall_text())
         return {
