@@ -1,6 +1,7 @@
 # docker build -t kakera .                          for CPUs
 # docker build -t kakera-gpu --build-arg DEVICE=gpu .     for NVIDIA GPUs (run with --gpus all; needs the host's driver)
 # docker run --init -p 127.0.0.1:30000:30000 --stop-timeout 40 --restart on-failure kakera
+# With --drain-seconds N for kakera: --stop-timeout 37 and N more.
 ARG DEVICE=cpu
 
 # The Python with which all tests run, and for which `make lock` finds wheels.
@@ -32,9 +33,9 @@ WORKDIR /home/kakera
 # Downloaded models and what a restart wants to know; a volume here survives upgrades of the image.
 RUN mkdir -p .cache/huggingface .local/state
 EXPOSE 30000
-# Health is progress of the engine. A server whose engine hangs ends itself, so a restart policy is all it needs.
+# Health is progress of the engine, also while the server finishes its last requests (ready=0). A server whose engine hangs ends itself, so a restart policy is all it needs.
 HEALTHCHECK --interval=15s --timeout=5s --start-period=10m --retries=3 \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:30000/health?ready=0', timeout=4)"]
 ENTRYPOINT ["kakera"]
 # The port is meant to be published on this machine (127.0.0.1:30000, as above). A page elsewhere that lets its own name
 # point there sends that name, so only localhost is answered: name others with --allowed-host, or set --api-key-file.

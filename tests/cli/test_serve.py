@@ -18,8 +18,11 @@ import psutil
 import pytest
 from tests.command_server import CommandServer
 
+from kakera.cli.engine import with_kv_events
 from kakera.cli.serve import check_port
 from kakera.errors import UsageError
+from kakera.run.process.kv_events import KvEvents
+from kakera.run.scripted import ScriptedRecipe
 
 COMMAND = [sys.executable, "-m", "kakera.cli"]
 DATED = re.compile(r"\d{4}-\d\d-\d\d \S+ [A-Z]+ ")
@@ -96,6 +99,18 @@ def test_why_a_port_can_not_be_used_decides_what_is_advised(host: str, said: str
         taken.listen()
         with pytest.raises(UsageError, match=said):
             check_port(host, taken.getsockname()[1])
+
+
+def test_where_events_go_is_read_and_strangers_are_warned_of() -> None:
+    script, said = ScriptedRecipe(Path("script.json")), []
+    told = with_kv_events(script, "tcp://*:5557,kv@pod@mini", said.append)
+    assert told == ScriptedRecipe(Path("script.json"), KvEvents("*", 5557, "kv@pod@mini"))
+    assert "tokens of prompts to whoever can reach ports 5557 and 5558" in said.pop()
+    for place in ("tcp://127.0.0.1:5557", "tcp://[::1]:5557"):
+        assert with_kv_events(script, place, said.append).kv_events.topic == "" and not said
+    for wrong in ("5557", "tcp://a", "ipc://x", "tcp://*:65535", "tcp://*:0", "tcp://a:b:1", "tcp://*:1,a b"):
+        with pytest.raises(UsageError, match="write tcp://127"):
+            with_kv_events(script, wrong, said.append)
 
 
 def test_serve_reports_a_dead_engine_in_its_exit_status(server: tuple[subprocess.Popen[str], int]) -> None:

@@ -1,5 +1,5 @@
-"""vllm-router in front of two servers: conversations spread over both, each stays where its prefix is cached, and every
-dialect gets through."""
+"""vllm-router, which hears what is cached, in front of two servers: conversations spread over both, each stays where
+its prefix is, every dialect gets through, and a server that drains loses no request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from command_server import CommandServer, free_port
+from command_server import CommandServer, free_port, free_port_pair
 
 pytest.importorskip("vllm_router", reason="vllm-router comes with the extra `clients`")
 
@@ -25,22 +25,42 @@ START_SECONDS = 60
 PAGE = 64  # tokens; a page that is not full is not cached
 
 
+def after(endpoint: str) -> str:
+    """Where batches are sent again: the next port."""
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + 1}"
+
+
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[CommandServer]]:
+def events() -> list[str]:
+    """Where the two servers tell what is cached."""
+    return [f"tcp://127.0.0.1:{free_port_pair()}" for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def servers(events: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[CommandServer]]:
     path: Path = tmp_path_factory.mktemp("router") / "script.json"
-    path.write_text(json.dumps({"streams": [{"text": "Thought.\n</think>\n\nWell.", "delay_ms": 60}]}))
+    streams = [{"text": "Thought.\n</think>\n\nWell.", "delay_ms": 60}]
+    streams.append({"match": "slow", "text": "Thought.\n</think>\n\n" + "word " * 40, "delay_ms": 60})
+    path.write_text(json.dumps({"streams": streams}))
     with contextlib.ExitStack() as stack:
-        started = [CommandServer(f"scripted:{path}", "--served-name", "mini") for _ in range(2)]
+        started = [CommandServer(f"scripted:{path}", "--served-name", "mini", "--kv-events", e) for e in events]
         yield [stack.enter_context(server) for server in started]
 
 
 @pytest.fixture(scope="module")
-def router(servers: list[CommandServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+def router(
+    servers: list[CommandServer], events: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
     port, log = free_port(), tmp_path_factory.mktemp("log") / "router"
     workers = [f"http://127.0.0.1:{server.port}" for server in servers]
+    heard = ["--kv-event-model", "mini", "--kv-event-block-size", str(PAGE)]
+    for worker, endpoint in zip(workers, events, strict=True):
+        heard += ["--kv-event-source", f"{worker}={endpoint}"]
+        heard += ["--kv-event-replay-source", f"{worker}={after(endpoint)}"]
     address = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     address += ["--health-check-interval-secs", "2"]
-    command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "cache_aware", *address]
+    command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "kv_aware", *address, *heard]
     with log.open("w") as output:
         process = subprocess.Popen([*command, "--worker-urls", *workers], stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -126,3 +146,20 @@ def test_every_dialect_gets_through(router: httpx.Client, path: str, body: dict[
     answer = router.post(path, json={"model": "mini", **body})
     assert answer.status_code == 200 and "Well." in answer.text, answer.text
     assert router.post(path, json={"model": "other", **body}).status_code in (400, 404)
+
+
+@pytest.mark.slow
+def test_a_server_that_drains_loses_no_request(router: httpx.Client, servers: list[CommandServer]) -> None:
+    """The last test: one of the servers ends."""
+    ask = {"model": "mini", "messages": [{"role": "user", "content": "slow"}], "stream": True}
+    with router.stream("POST", CHAT, json=ask) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        [server] = [each for each in servers if each.http.get("/v1/loads").json()["aggregate"]["total_reqs"]]
+        assert server.http.post("/drain").json()["requests"] == 1
+        for word in ("fox", "owl", "elk"):
+            assert Conversation(router, word).turn()[0] > 0
+        rest = list(lines)
+    assert "data: [DONE]" in rest
+    assert server.process.wait(timeout=START_SECONDS) == 0
+    assert router.post(CHAT, json={**ask, "stream": False}).status_code == 200

@@ -8,6 +8,7 @@ import os
 import random
 from contextlib import suppress
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -15,6 +16,7 @@ from kakera.disk import log as log_module
 from kakera.disk.home import MANIFEST, bytes_in, directories, in_use, remove
 from kakera.disk.log import DiskLog, NoRoom
 from kakera.disk.record import BLOCK, HEAD_BYTES, Head, Kind, sum_of, unpack
+from kakera.disk.tier import DiskTier, Draft
 
 LIMIT, NAME = 64 * BLOCK, "k" * 32
 Written = dict[tuple[Kind, bytes], bytes]
@@ -110,6 +112,34 @@ def test_other_keys_go_first_and_what_is_written_by_others_stays(tmp_path: Path)
         put(log, number, bytes(BLOCK))
     assert [each.path.name[0] for each in directories(tmp_path)] == ["b", "k"]
     log.close(), held.close()
+
+
+def test_a_purge_takes_all_of_this_key_and_what_waits_to_be_written_and_the_tier_goes_on(tmp_path: Path) -> None:
+    other = DiskLog(tmp_path, "o" * 32, {"model": "other"}, LIMIT, 8 * BLOCK)
+    put(other, 1, b"of another model")
+    other.close()
+    log, gate, begun = opened(tmp_path), Event(), Event()
+    log.sync = lambda: (begun.set(), gate.wait(20))  # type: ignore[method-assign]
+    for number in range(20):
+        put(log, number, bytes(BLOCK))
+    tier = DiskTier(log, daily_bytes=2**40)
+
+    def write(number: int, kind: Kind) -> None:
+        head = head_of(kind, key_of(number), bytes(BLOCK))
+        tier.write(Draft(kind, head.key, head.parent, head.tokens, head.position, (memoryview(bytes(BLOCK)),)))
+
+    write(100, Kind.CHECKPOINT)  # the writer stands in its sync while the others wait
+    begun.wait(20)
+    write(101, Kind.PAGE)
+    assert tier.purge() > 20 * BLOCK and not tier.has(Kind.PAGE, key_of(1))
+    write(102, Kind.PAGE)
+    gate.set()
+    assert tier.settle(20)
+    assert [n for n in (1, 101, 102) if tier.has(Kind.PAGE, key_of(n))] == [102]
+    assert not tier.has(Kind.CHECKPOINT, key_of(100))
+    tier.close()
+    assert log.bytes >= bytes_in(tmp_path) > 0
+    assert len(opened(tmp_path)) == 1 and len(DiskLog(tmp_path, "o" * 32, {"model": "other"}, LIMIT)) == 1
 
 
 def test_the_bound_holds_for_servers_of_two_models_at_once(tmp_path: Path) -> None:

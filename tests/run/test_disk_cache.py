@@ -93,6 +93,25 @@ def test_a_pause_is_written_beside_the_steps_of_others_and_each_page_once(tiny_m
     stop(here)
 
 
+def test_what_is_flushed_with_the_disk_is_cold_after_a_restart_too_and_new_turns_are_kept_again(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    here = world(tiny_model, tmp_path)
+    first, second = turns(2)
+    here.one(ask("a", first, boundaries=[len(first)]))
+    idle(here)
+    assert here.engine.flush().disk_bytes == 0 and cached(here.one(ask("b", second))) > 0
+    idle(here)
+    assert here.engine.flush(disk=True).disk_bytes > 0
+    assert cached(here.one(ask("c", second))) == 0
+    here.engine.flush(disk=True)
+    here.one(ask("d", first, boundaries=[len(first)]))
+    stop(here)
+    after = world(tiny_model, tmp_path)
+    assert cached(after.one(ask("e", second))) == len(first) // 64 * 64
+    stop(after)
+
+
 def test_who_still_runs_and_whose_pause_has_begun_are_written_at_the_end(tiny_model: Path, tmp_path: Path) -> None:
     here = world(tiny_model, tmp_path)
     (first, longer), (running, next_turn) = turns(1), turns(2)

@@ -37,7 +37,9 @@ def play(
     mishaps: float = 0.1,
     drafter=None,
     disk=None,
+    watch=lambda driver: None,
 ) -> Driver:
+    """`watch` is called first of all, and after each plan and each step."""
     rng, private = random.Random(seed), random.Random(seed)
     driver = Driver(
         pages=pages,
@@ -50,6 +52,7 @@ def play(
         disk=disk,
         seconds=(lambda plan: 5.0) if disk else None,  # pauses come often
     )
+    watch(driver)
     wanted: dict[str, tuple] = {}
     for _ in range(steps):
         if rng.random() < 0.35:
@@ -85,6 +88,7 @@ def play(
         preemptions = driver.cache.counters["preemptions"]
         plan = driver.scheduler.plan_step()
         check_integrity(driver.cache)
+        watch(driver)
         if plan is not None:
             check_rows(driver, plan, driver.cache.counters["preemptions"] > preemptions)
         if live and rng.random() < mishaps:
@@ -94,6 +98,7 @@ def play(
             driver.commit(plan)
         else:
             driver.note(driver.scheduler.take_events())
+        watch(driver)
     for name in wanted:
         driver.scheduler.allow(name, NO_LIMIT)
     driver.run()

@@ -71,9 +71,9 @@ class FakeEngine:
     def abort(self, request_id: str) -> None:
         self._stop.add(request_id)
 
-    async def flush(self) -> Flushed:
+    async def flush(self, disk: bool = False) -> Flushed:
         self._check()
-        return Flushed(pages=3, checkpoints=1, host_bytes=5)
+        return Flushed(pages=3, checkpoints=1, host_bytes=5, disk_bytes=7 if disk else 0)
 
     async def sweep(self) -> list[RegionRead]:
         self._check()

@@ -39,6 +39,21 @@ def test_a_prefix_cache_per_key_is_asked_for(serve, route, apart):
     assert salts[0] == salts[2] and (salts[0] != salts[1]) == apart == (b"" not in salts)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("route", BODIES)
+def test_a_request_may_bring_a_salt_of_its_own(serve, route, apart):
+    live = serve([{"text": "x"}], keys=("one", "two"), cache_per_key=apart)
+    salts = []
+    for key, salt in (("one", None), ("one", "a"), ("one", "b"), ("two", "a"), ("one", "a")):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert live.http.post(route, json={**BODIES[route], "cache_salt": salt}, headers=headers).status_code == 200
+        salts.append(live.engine.requests[-1].salt)
+    assert salts[1] == salts[4] and len(set(salts)) == (4 if apart else 3) and (salts[0] == b"") != apart
+    for wrong in ("", 5):
+        refused = live.http.post(route, json={**BODIES[route], "cache_salt": wrong}, headers=headers)
+        assert refused.status_code == 400 and "cache_salt" in refused.text
+
+
 def test_a_prefix_cache_per_key_needs_keys():
     with pytest.raises(UsageError, match="--api-key-file"):
         Access.when_bound("127.0.0.1", cache_per_key=True)

@@ -62,6 +62,7 @@ def test_engine_figures_become_gauges():
     found = families(Metrics().render(stats, "m").decode())
     assert value(found, "kakera_pages_used") == 40 and value(found, "kakera_kv_usage_ratio") == 0.4
     assert value(found, "kakera_host_cache_bytes", kind="checkpoint") == 70
+    assert value(found, "vllm:gpu_cache_usage_perc") == 0.4
     assert value(found, "vllm:kv_cache_usage_perc") == 0.4 and value(found, "vllm:num_requests_waiting") == 3
     assert value(found, "kakera_engine_counter", name="preemptions") == 4
 
@@ -107,7 +108,10 @@ def test_routers_learn_model_sizes_and_load(live):
 def test_flushing_is_a_post_that_says_what_it_freed(live):
     assert live.http.get("/flush_cache").status_code == 405
     answer = live.http.post("/flush_cache")
-    assert answer.json() == {"success": True, "pages": 3, "checkpoints": 1, "host_bytes": 5}
+    freed = {"success": True, "pages": 3, "checkpoints": 1, "host_bytes": 5, "disk_bytes": 0}
+    assert answer.json() == freed
+    assert live.http.post("/flush_cache", json={"disk": True}).json() == {**freed, "disk_bytes": 7}
+    assert live.http.post("/flush_cache", json={"disk": "yes"}).status_code == 400
 
 
 def test_a_sweep_is_a_post_that_says_sizes_and_times(live):

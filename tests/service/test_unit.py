@@ -24,6 +24,8 @@ from kakera.cli.serve import read_keys
 from kakera.cli.service import serve_options, write_private
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
+from kakera.run.process.client import STOP_SECONDS as ENGINE_STOP_SECONDS
+from kakera.server.run import LAST_WORDS_SECONDS
 from kakera.service import systemd, wsl
 from kakera.service.limits import SCRIPTED_BOUNDS, Bounds
 from kakera.service.unit import Facts, quoted, unit_text
@@ -50,7 +52,8 @@ def settings_of(text: str) -> dict[str, str]:
 )
 @settings(max_examples=30)
 def test_times_of_the_unit_leave_room_for_each_other(bounds: Bounds) -> None:
-    unit = settings_of(unit_text(Facts("m", ("/bin/true",), ("/bin/true",), bounds)))
+    unit = settings_of(unit_text(Facts("m", ("/bin/true",), ("/bin/true",), bounds, drain_seconds=600)))
+    assert int(unit["TimeoutStopSec"]) >= 600 + LAST_WORDS_SECONDS + 2 * ENGINE_STOP_SECONDS
     start, interval = int(unit["TimeoutStartSec"]), int(unit["StartLimitIntervalSec"])
     assert int(unit["WatchdogSec"]) >= bounds.stall_seconds + 20, "the server's own watchdog speaks first"
     assert interval >= int(unit["StartLimitBurst"]) * (start + int(unit["RestartSec"])), "slow failures must count too"

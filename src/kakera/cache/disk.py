@@ -99,9 +99,7 @@ class Imports:
         node = self._plant(ended, whole)
         taken = node is not None and node.checkpoint is None
         if taken and node is not None:
-            node.checkpoint, node.lost_checkpoint = ended.record, False
-            node.top.checkpoints_below += 1
-            self._places.checkpoints.publish(ended.record, node)
+            self._places.publish(ended.record, node)
         else:
             self._places.forget(ended.record)
         if ended.sink is not None:

@@ -32,6 +32,14 @@ def root_hash(salt: bytes) -> bytes:
     return hashlib.blake2b(salt, digest_size=HASH_BYTES, person=_ROOT).digest()
 
 
+_UNSALTED = root_hash(b"")
+
+
+def is_unsalted(first: PageKey) -> bool:
+    """Whether a first page's key follows from its tokens alone."""
+    return hashlib.blake2b(_UNSALTED + first.tokens, digest_size=HASH_BYTES).digest() == first.hash
+
+
 def page_keys(
     tokens: Sequence[int],
     salt: bytes = b"",

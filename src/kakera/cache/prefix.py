@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from kakera.cache.announced import Announced
 from kakera.cache.checkpoints import WORTH, least_needed
 from kakera.cache.disk import Imports
 from kakera.cache.host import CacheSizes
@@ -42,6 +43,12 @@ class PrefixCache:
         self.leases: set[Lease] = set()
         self.gains = 0
         self.on_touch: Callable[[Checkpoint, bool], None] = lambda record, restored: None
+
+    def announce(self) -> Announced:
+        """From now on somebody is told which pages can be hit. To be called while nothing is cached."""
+        assert not self.tree.size
+        self._residency.announced = Announced(self.tree)
+        return self._residency.announced
 
     @property
     def available(self) -> int:
@@ -194,7 +201,7 @@ class PrefixCache:
             self.tree.lock((node,))
             lease.path.append(node)
             if node.device is None:
-                self.tree.place(node, lease.pages[i])
+                self._residency.place(node, lease.pages[i])
                 self._residency.drop_host_page(node)
             else:
                 self.device.give(lease.pages[i])
@@ -225,9 +232,7 @@ class PrefixCache:
         self._forfeit_sink(lease)
 
     def _attach(self, lease: Lease, record: Checkpoint, node: Node) -> None:
-        node.checkpoint, node.lost_checkpoint = record, False
-        node.top.checkpoints_below += 1
-        self.checkpoints.publish(record, node)
+        self._residency.publish(record, node)
         self.on_touch(record, False)
         self.gains += 1
         self.counters["checkpoints_saved"] += 1

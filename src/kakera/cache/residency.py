@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kakera.cache.actions import ActionLog
+from kakera.cache.announced import Announced
 from kakera.cache.checkpoints import Checkpoints
 from kakera.cache.host import CacheSizes, HostBudget, Tier
 from kakera.cache.pages import IdPool
@@ -25,6 +26,21 @@ class Residency:
         self.host_ids = IdPool(sizes.host_bytes // max(sizes.page_bytes, 1))
         self.counters: Counter[str] = Counter()
         self.log = ActionLog()
+        self.announced: Announced | None = None
+
+    def publish(self, record: Checkpoint, node: Node) -> None:
+        """A reserved record is saved, and can be matched at this node's end from now on."""
+        node.checkpoint, node.lost_checkpoint = record, False
+        node.top.checkpoints_below += 1
+        self.checkpoints.publish(record, node)
+        if self.announced is not None:
+            self.announced.gained(node)
+
+    def place(self, node: Node, page: int | None) -> None:
+        """As PageTree.place, of a page that stays."""
+        self.tree.place(node, page)
+        if self.announced is not None:
+            self.announced.moved(node)
 
     # Room on the device
 
@@ -39,7 +55,7 @@ class Residency:
         if _leads_somewhere(node) and self.free_host("grid", "page") and _leads_somewhere(node):
             node.host = self.host_ids.take()
             self.host.take("page")
-            self.tree.place(node, None)
+            self.place(node, None)
             self.log.add(DemotePages(((page, node.host),)))
             self.counters["pages_demoted"] += 1
         else:
@@ -52,7 +68,7 @@ class Residency:
         for node in nodes:
             assert node.host is not None
             page = self.device.take()
-            self.tree.place(node, page)
+            self.place(node, page)
             pairs.append((node.host, page))
         if pairs:
             self.log.add(PromotePages(tuple(pairs)))
@@ -105,6 +121,8 @@ class Residency:
         node = record.node
         assert node is not None
         node.checkpoint = None
+        if self.announced is not None:
+            self.announced.lost(node)
         self.forget(record)
         top = node.top
         top.checkpoints_below -= 1

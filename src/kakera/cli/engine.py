@@ -91,6 +91,28 @@ def with_disk(recipe: Recipe, wanted: str, say: Callable[[str], None]) -> Recipe
     return replace(recipe, disk=DiskCache(home, limit))
 
 
+def with_kv_events(recipe: Recipe, wanted: str, say: Callable[[str], None]) -> Recipe:
+    """The same engine, which tells routers what can be hit. Raises UsageError."""
+    import re
+    from dataclasses import replace
+
+    from kakera.errors import UsageError
+    from kakera.run.process.kv_events import KvEvents
+    from kakera.run.process.recipe import EngineRecipe
+    from kakera.run.scripted import ScriptedRecipe
+    from kakera.server.http.access import is_loopback
+
+    found = re.fullmatch(r"tcp://([^:/\s]+|\[[0-9a-fA-F:]+\]):([0-9]+)(?:,([!-~]*))?", wanted)
+    if found is None or not 0 < int(found[2]) < 65535:
+        raise UsageError(f"--kv-events {wanted}: write tcp://127.0.0.1:5557, or tcp://*:5557,TOPIC for all addresses")
+    assert isinstance(recipe, EngineRecipe | ScriptedRecipe)
+    place = KvEvents(found[1], int(found[2]), found[3] or "")
+    if not is_loopback(place.host.strip("[]")):
+        ports = f"ports {place.port} and {place.port + 1}"
+        say(f"warning: --kv-events tells the tokens of prompts to whoever can reach {ports}")
+    return replace(recipe, kv_events=place)
+
+
 def stall_limit_for(model: Model, wishes: Wishes, machine: Machine) -> float:
     """Seconds without progress after which the engine hangs."""
     from kakera.plan.planner import plan_and_speed

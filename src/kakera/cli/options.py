@@ -55,6 +55,11 @@ KeepAliveOption = Annotated[
     int,
     typer.Option("--keep-alive", min=1, max=3600, help="Seconds for which a connection may wait for its next request."),
 ]
+DrainOption = Annotated[
+    float,
+    typer.Option("--drain-seconds", min=0, max=86400, help="Seconds for which requests may go on after SIGTERM."),
+]
+DEFAULT_DRAIN = 3.0  # as in server/run.py
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads of a CPU. Default: as many as are fast here, measured.")
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kakera.cli.options import (
+    DEFAULT_DRAIN,
     DEFAULT_HOST,
     DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
@@ -17,6 +18,7 @@ from kakera.cli.options import (
     AllowedHostOption,
     AnyNameOption,
     CorsOption,
+    DrainOption,
     HostOption,
     KeepAliveOption,
     KeyOption,
@@ -55,6 +57,7 @@ def serve(
     any_name: AnyNameOption = False,
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
+    drain_seconds: DrainOption = DEFAULT_DRAIN,
     threads: ThreadsOption = None,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
@@ -65,6 +68,12 @@ def serve(
     disk_cache: Annotated[
         str | None,
         typer.Option("--disk-cache", help="Keep prefixes on disk over restarts, up to 50GB, say.", metavar="BYTES"),
+    ] = None,
+    kv_events: Annotated[
+        str | None,
+        typer.Option(
+            "--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT[,TOPIC]"
+        ),
     ] = None,
     prove: Annotated[
         bool, typer.Option("--prove", help="First fill the plan once, unless it was proven already; see kakera prove.")
@@ -80,7 +89,7 @@ def serve(
     import os
     import signal
 
-    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for, with_disk
+    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for, with_disk, with_kv_events
     from kakera.cli.model import resolve_model
     from kakera.cli.prove import prove_first
     from kakera.errors import UsageError
@@ -116,6 +125,10 @@ def serve(
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")
     if disk_cache is not None:
         recipe = with_disk(recipe, disk_cache, say)
+    if kv_events is not None:
+        if cache_per_key:
+            raise UsageError("--kv-events: what each key has of its own is not told; leave --cache-per-key out")
+        recipe = with_kv_events(recipe, kv_events, say)
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
     async def run() -> int:
@@ -149,6 +162,7 @@ def serve(
                 access=access,
                 log_level=log_level,
                 stall_seconds=limit,
+                drain_seconds=drain_seconds,
                 keep_alive_seconds=keep_alive,
                 attend=listening,
                 plan=recipe.plan,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kakera.cli.options import (
+    DEFAULT_DRAIN,
     DEFAULT_HOST,
     DEFAULT_LEVEL,
     DEFAULT_PORT,
@@ -17,6 +18,7 @@ from kakera.cli.options import (
     AllowedHostOption,
     AnyNameOption,
     CorsOption,
+    DrainOption,
     HostOption,
     JsonOption,
     KeyOption,
@@ -48,6 +50,7 @@ def install(
     served_name: NameOption = None,
     any_name: AnyNameOption = False,
     log_level: LevelOption = DEFAULT_LEVEL,
+    drain_seconds: DrainOption = DEFAULT_DRAIN,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
     *,
     wishes: Wishes,
@@ -69,7 +72,9 @@ def install(
     options = serve_options(found, model, host, port, key_file, served_name or [found.name], log_level, wishes)
     options += access_options(host, allowed_host or [], cors_origin or [])
     options += ("--any-name",) if any_name else ()
-    facts = facts_for(found, options, wishes)
+    if drain_seconds != DEFAULT_DRAIN:
+        options += ("--drain-seconds", f"{drain_seconds:g}")
+    facts = facts_for(found, options, wishes, drain_seconds)
     text = unit_text(facts)
     if windows:
         for line in wsl.needs(facts.bounds.memory_max, systemd.BOOTED.is_dir()):
@@ -175,7 +180,7 @@ def access_options(host: str, allowed_hosts: list[str], origins: list[str]) -> t
     return tuple(word for pair in given for word in pair)
 
 
-def facts_for(found: Model, options: tuple[str, ...], wishes: Wishes) -> Facts:
+def facts_for(found: Model, options: tuple[str, ...], wishes: Wishes, drain_seconds: float) -> Facts:
     """Raises PlanRefused here rather than at every boot."""
     from kakera.cli.engine import bounds_for
     from kakera.service.unit import Facts
@@ -183,7 +188,8 @@ def facts_for(found: Model, options: tuple[str, ...], wishes: Wishes) -> Facts:
     kakera = (sys.executable, "-m", "kakera.cli")
     carried = tuple((name, os.environ[name]) for name in CARRIED if name in os.environ)
     bounds = bounds_for(found, wishes)
-    return Facts(found.name, (*kakera, "serve", *options), (*kakera, "doctor", "--check"), bounds, carried)
+    serve, doctor = (*kakera, "serve", *options), (*kakera, "doctor", "--check")
+    return Facts(found.name, serve, doctor, bounds, carried, drain_seconds)
 
 
 def write_private(path: Path, text: str) -> None:

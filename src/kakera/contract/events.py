@@ -95,11 +95,13 @@ class Active:
 
 @dataclass(frozen=True)
 class Flushed:
-    """What a flush of the prefix cache gave back: device pages, checkpoints, bytes of the host cache."""
+    """What a flush of the prefix cache gave back: device pages, checkpoints, bytes of the host cache, and of the disk
+    if that was asked for."""
 
     pages: int
     checkpoints: int
     host_bytes: int
+    disk_bytes: int = 0
 
 
 @dataclass(frozen=True)

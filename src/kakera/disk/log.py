@@ -50,7 +50,7 @@ class _Held:
 
 
 class DiskLog:
-    """`append`, `sync`, `forget` and `close` by one thread; `find` and `read` by any number beside it.
+    """`append`, `sync`, `purge` and `close` by one thread; the others by any number beside it.
 
     `limit`: bytes of all files in the home, other keys' too. `segment_bytes` is at most an eighth of it.
     """
@@ -125,6 +125,14 @@ class DiskLog:
                 del self._index[kind, key]
                 self._segments[place.segment].records.pop((kind, key), None)
 
+    def hide(self) -> int:
+        """Nothing of what is there is to be found any more. Returns the bytes of its files, for `purge` to remove."""
+        with self._mutex:
+            self._index.clear()
+            for held in self._segments.values():
+                held.records.clear()
+            return sum(held.bytes for held in self._segments.values())
+
     @contextmanager
     def _reading(self, segment: int) -> Iterator[Reader]:
         reader = Reader(self._file(segment))
@@ -183,6 +191,15 @@ class DiskLog:
         """What was appended survives a loss of power. Raises OSError."""
         if self._open is not None:
             self._open.sync()
+
+    def purge(self) -> None:
+        """Remove all records under this key, with their files. Raises OSError."""
+        self.hide()
+        try:
+            self._seal()
+        finally:
+            while self._segments:
+                self._give_up(next(iter(self._segments)))
 
     def _append(self, head: Head, parts: Sequence[memoryview]) -> None:
         assert self._open is not None

@@ -54,6 +54,11 @@ class Want:
 
 
 @dataclass(frozen=True)
+class Purge:
+    """All that was written or given before it goes."""
+
+
+@dataclass(frozen=True)
 class Done:
     """A read has ended: all parts are filled, or some hold anything."""
 
@@ -73,9 +78,10 @@ class DiskTier:
     ) -> None:
         self.log, self.counters, self._clock = disk, Counter[str](), clock
         self._most, self._daily, self._written_at, self._bucket = queue_bytes, daily_bytes, clock(), 0.0
-        self._queue: queue.SimpleQueue[Draft | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Draft | Purge | None] = queue.SimpleQueue()
         self._mutex = threading.Lock()
         self._queued = 0
+        self._purges = 0  # in the queue
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="disk-read")
         self._reads: dict[int, list[Future[bool]]] = {}
         self._warned: set[tuple[str, str]] = set()
@@ -126,6 +132,14 @@ class DiskTier:
         """From now on the day's bound is not heard."""
         self._daily = 2**62
 
+    def purge(self) -> int:
+        """Nothing is found from now on; the files go behind this. Returns their bytes."""
+        with self._mutex:
+            self._purges += 1
+            self._idle.clear()
+        self._queue.put(Purge())
+        return self.log.hide()
+
     def settle(self, seconds: float) -> bool:
         """Wait until all that was given is on the disk; False if it was not within that time."""
         return self._idle.wait(seconds)
@@ -164,7 +178,13 @@ class DiskTier:
     def _write_behind(self) -> None:
         dirty = False
         while (draft := self._queue.get()) is not None:
+            if isinstance(draft, Purge):
+                self._purge()
+                dirty = False
+                continue
             try:
+                if self._purges:
+                    continue
                 if draft.kind is not Kind.PAGE and dirty:
                     self.log.sync()
                 dirty = self._write_one(draft) or dirty
@@ -173,14 +193,27 @@ class DiskTier:
                     dirty = False
             except Exception as error:
                 self._fail("write", error)
-            with self._mutex:
-                self._queued -= draft.length
-                if self._queued == 0:
-                    self._idle.set()
+            finally:
+                with self._mutex:
+                    self._queued -= draft.length
+                    self._rest()
         try:
             self.log.close()
         except OSError as error:
             self._fail("write", error)
+
+    def _purge(self) -> None:
+        try:
+            self.log.purge()
+        except OSError as error:
+            self._fail("remove", error)
+        with self._mutex:
+            self._purges -= 1
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._queued == 0 and self._purges == 0:
+            self._idle.set()
 
     def _write_one(self, draft: Draft) -> bool:
         total = sum_of(draft.parts, self.log.path.name)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from kakera.cache.announced import Announced
 from kakera.contract.events import EngineStats, Event, Flushed, RegionRead
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
 from kakera.run.interface import EngineLimits, Runner
 from kakera.schedule.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from kakera.run.process.kv_events import Publisher
 
 
 class LocalEngine:
@@ -19,6 +25,8 @@ class LocalEngine:
         self.scheduler = scheduler
         self.runner = runner
         self._unseen: list[Event] = []
+        self._publisher: Publisher | None = None
+        self._announced: Announced | None = None
 
     @property
     def limits(self) -> EngineLimits:
@@ -56,11 +64,28 @@ class LocalEngine:
         unseen, self._unseen = self._unseen, []
         return unseen
 
-    def flush(self) -> Flushed:
+    def flush(self, disk: bool = False) -> Flushed:
         """See Engine.flush. The host's memory is free when this returns."""
         flushed, plan = self.scheduler.flush()
         self.runner.execute(plan)
+        if disk and self.scheduler.disk is not None:
+            return replace(flushed, disk_bytes=self.scheduler.disk.purge())
         return flushed
+
+    def publish(self, publisher: Publisher) -> None:
+        """From now on routers hear what can be hit: see `announce`. To be called before the first request."""
+        self._announced, self._publisher = self.scheduler.cache.announce(), publisher
+
+    def announce(self) -> None:
+        """Tell what has changed since the last call, unless much waits to be told already. Between steps."""
+        publisher, announced = self._publisher, self._announced
+        if publisher is None or announced is None or publisher.full:
+            return
+        if publisher.lost.is_set():
+            publisher.lost.clear()
+            announced.again()
+        if events := announced.take():
+            publisher.offer(events)
 
     def sweep(self) -> list[RegionRead]:
         """See Runner.sweep."""

@@ -50,8 +50,9 @@ class Engine(Protocol):
         """Plan, execute and commit one step; returns what happened. Empty if there is nothing to do."""
         ...
 
-    def flush(self) -> Flushed:
-        """Forget every cached prefix that no running request holds. Between steps only."""
+    def flush(self, disk: bool = False) -> Flushed:
+        """Forget every cached prefix that no running request holds; with `disk` also all that this model has on the
+        disk, whose files go in the background. Between steps only."""
         ...
 
     def sweep(self) -> list[RegionRead]:
@@ -87,7 +88,7 @@ class AsyncEngine(Protocol):
         """Stop a request and keep its stream (stop string found): it ends with Finished("abort") and its usage."""
         ...
 
-    async def flush(self) -> Flushed:
+    async def flush(self, disk: bool = False) -> Flushed:
         """See Engine.flush. Raises EngineDied."""
         ...
 

@@ -44,6 +44,7 @@ from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, St
 from kakera.errors import CheckpointError
 from kakera.run.engine import LocalEngine
 from kakera.run.interface import NOTHING_SAMPLED, PROBE
+from kakera.run.process.kv_events import KvEvents, Publisher
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 from kakera.text.tokenizer import Tokenizer
@@ -178,6 +179,7 @@ class ScriptedRecipe:
     """A picklable build function for the engine process: the real scheduler around a script. Needs no torch."""
 
     path: Path
+    kv_events: KvEvents | None = None
 
     @property
     def plan(self) -> None:
@@ -188,7 +190,10 @@ class ScriptedRecipe:
         pages = SLOTS * -(-script.context // PAGE)
         limits = Limits(context=script.context, pages=pages, slots=SLOTS, chunk=CHUNK)
         sizes = CacheSizes(pages, HOST_RECORDS, checkpoint_bytes=1, sink_bytes=1, page_bytes=1, windowed=False)
-        return LocalEngine(Scheduler(limits, PrefixCache(sizes), time.monotonic), ScriptedRunner(script))
+        engine = LocalEngine(Scheduler(limits, PrefixCache(sizes), time.monotonic), ScriptedRunner(script))
+        if self.kv_events is not None:
+            engine.publish(Publisher(self.kv_events))
+        return engine
 
 
 def _prompt_logprobs(row: Segment, given: SamplingInput) -> tuple[TokenLogprob, ...]:

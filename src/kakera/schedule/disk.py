@@ -55,6 +55,10 @@ class Tier(Catalogue, Protocol):
         """The end is near: the day's bound is not heard any more."""
         ...
 
+    def purge(self) -> int:
+        """Forget all records, those that wait to be written, too; returns their bytes on the disk."""
+        ...
+
     def close(self, seconds: float) -> None:
         """Write what waits, for at most so long."""
         ...
@@ -149,6 +153,11 @@ class DiskWork:
             self._speed += _WEIGHT * (count / seconds - self._speed)
 
     # Writing
+
+    def purge(self) -> int:
+        """As Tier.purge. What running requests hold may be written again when they pause."""
+        self._export = None  # its first pages are gone
+        return self.tier.purge()
 
     def write(self, idle: bool) -> None:
         """Have a little more of a paused conversation written, if there is one."""

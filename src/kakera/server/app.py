@@ -17,7 +17,8 @@ from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
 from kakera.server.anthropic.routes import messages_routes
 from kakera.server.http.access import OPEN, Access
-from kakera.server.http.errors import Defects, Refusals, install_handlers
+from kakera.server.http.drain import DrainGate
+from kakera.server.http.errors import ANTHROPIC_ROUTE, Defects, Refusals, install_handlers
 from kakera.server.http.guard import Guard
 from kakera.server.http.intake import Intake
 from kakera.server.http.openapi import ERRORS, JSON_ERRORS
@@ -26,7 +27,9 @@ from kakera.server.http.request_limits import body_limit as largest_body
 from kakera.server.http.sse import CLIENT_CLOSED_REQUEST, ClientLeft
 from kakera.server.metrics.record import record_refusal
 from kakera.server.model import ServedModel
+from kakera.server.openai.chat import ROUTE as CHAT_ROUTE
 from kakera.server.openai.chat import chat_routes
+from kakera.server.openai.completions import ROUTE as COMPLETION_ROUTE
 from kakera.server.openai.completions import completion_routes
 from kakera.server.openai.models import text_routes
 from kakera.server.operate.docs import docs_routes
@@ -36,9 +39,12 @@ from kakera.server.operate.router import router_routes
 from kakera.server.operate.spill import SpillWatch
 from kakera.server.operate.status import status_routes
 from kakera.server.operate.sweep import sweep_routes
+from kakera.server.responses.routes import ROUTE as RESPONSES_ROUTE
 from kakera.server.responses.routes import responses_routes
 from kakera.server.service import Service
 from kakera.server.watch import EngineWatch
+
+GENERATING = (CHAT_ROUTE, COMPLETION_ROUTE, ANTHROPIC_ROUTE, RESPONSES_ROUTE)
 
 
 def create_app(
@@ -117,6 +123,7 @@ def create_app(
         refusals=refusals,
         emptied=service.intake.give_back_soon,
     )
+    app.add_middleware(DrainGate, drain=service.drain, paths=GENERATING, refusals=refusals)
     app.add_middleware(Guard, access=access, open_paths=("/health", "/metrics", *PATHS), refusals=refusals)
     if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key
         app.add_middleware(

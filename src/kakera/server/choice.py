@@ -44,7 +44,7 @@ class Job:
     cache: bool = True  # whether the prefix cache may have to do with it
     progress: bool = False  # whether Deltas tell how far the prompt is read
     client: str = ""  # who asks, as Request.client
-    salt: bytes = b""  # as Request.salt
+    salt: bytes = b""  # as Request.salt; what the request says, until it is generated
     background: bool = False  # as Request.background
 
     def request(self, choice: int) -> Request:

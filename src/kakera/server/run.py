@@ -17,48 +17,60 @@ from kakera.run.process.engine_process import settle, show_crashes
 from kakera.server.app import create_app
 from kakera.server.http.access import OPEN, Access
 from kakera.server.http.connection import CONNECTIONS, KEEP_ALIVE_SECONDS, allow_open_files
+from kakera.server.http.drain import Drain
 from kakera.server.model import ServedModel
 from kakera.server.watch import STALL_SECONDS, EngineWatch
 
 log = logging.getLogger(__name__)
-FINISH_SECONDS = 3  # for running requests to end by themselves when the server is told to stop
+DRAIN_SECONDS = 3.0  # for running requests to end by themselves when the server is told to stop
 LAST_WORDS_SECONDS = 2  # for the others to receive their error before sockets close
 
 Attendant = Callable[[EngineWatch], Awaitable[None]]
 
 
 class Server(uvicorn.Server):
-    """Ends what does not finish in time, or when a second signal comes, with an error, where uvicorn would cut it off.
+    """Listens until its drain is over: a signal begins it, a second one ends what still runs with an error, where
+    uvicorn would close the port at once and cut off what runs.
 
     `attend` runs from the moment that the server listens until it stops.
     """
 
-    def __init__(self, config: uvicorn.Config, end_requests: Callable[[], None], attend: Callable[[], Awaitable[None]]):
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, drain_seconds: float, attend: Callable[[], Awaitable[None]]
+    ):
         super().__init__(config)
-        self._end_requests = end_requests
+        self._drain, self._drain_seconds = drain, drain_seconds
         self._attend = attend
-        self._attending: asyncio.Future[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it listens and has not been hurried
+        self._tasks: list[asyncio.Future[None]] = []  # while it listens
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signals = 0
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._loop = asyncio.get_running_loop()
-            self._attending = asyncio.ensure_future(self._attend())
+            self._tasks = [asyncio.ensure_future(work) for work in (self._attend(), self._stop_when_drained())]
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self.should_exit and self._loop:
-            self._loop.call_soon_threadsafe(self._end_requests)
-            self._loop = None  # the third signal is uvicorn's: it cuts
-        else:
+        self._signals += 1
+        if self._loop is None or self._signals > 2:  # uvicorn cuts
             super().handle_exit(sig, frame)
+        else:
+            self._loop.call_soon_threadsafe(self._drain.give_up if self._signals == 2 else self._begin_to_drain)
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        timer = asyncio.get_running_loop().call_later(FINISH_SECONDS, self._end_requests)
         await super().shutdown(sockets)
-        timer.cancel()
-        if self._attending:
-            self._attending.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _begin_to_drain(self) -> None:
+        """Unless POST /drain has done so: whoever did said how long, and a supervisor sends SIGTERM after it."""
+        if not self._drain.began:
+            self._drain.begin(self._drain_seconds)
+
+    async def _stop_when_drained(self) -> None:
+        await self._drain.over.wait()
+        self.should_exit = True
 
 
 async def unattended(watch: EngineWatch) -> None:
@@ -74,11 +86,13 @@ async def serve(
     access: Access = OPEN,
     log_level: str = "info",
     stall_seconds: float = STALL_SECONDS,
+    drain_seconds: float = DRAIN_SECONDS,
     keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
     attend: Attendant = unattended,
     plan: Plan | None = None,
 ) -> int:
-    """Returns the exit status: 0 after SIGINT or SIGTERM, 70 if the engine died or was given up.
+    """Returns the exit status: 0 after a drain, which SIGINT, SIGTERM and POST /drain begin, 70 if the engine died or
+    was given up.
 
     `stall_seconds` without progress are an outage. `attend` runs while the server listens; the EngineDied that it
     raises ends the server as a death of the engine does.
@@ -105,10 +119,10 @@ async def serve(
         port=port,
         log_config=None,  # `configure_logging` gives its lines our form
         access_log=False,  # kakera.requests has one line per request already
-        timeout_graceful_shutdown=FINISH_SECONDS + LAST_WORDS_SECONDS,
+        timeout_graceful_shutdown=LAST_WORDS_SECONDS,
         **(CONNECTIONS | {"timeout_keep_alive": keep_alive_seconds}),
     )
-    server = Server(config, app.state.service.stop, watch_over)
+    server = Server(config, app.state.service.drain, drain_seconds, watch_over)
     settle()
     await asyncio.sleep(0)  # a Ctrl-C that came by now ends here, in silence; in its start uvicorn would show where
     await server.serve()

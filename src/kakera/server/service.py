@@ -19,6 +19,7 @@ from kakera.server.fields import RequestBody
 from kakera.server.foreign import LIMITS, check_foreign
 from kakera.server.generate import Generation
 from kakera.server.http.access import OPEN, Access
+from kakera.server.http.drain import Drain
 from kakera.server.http.guard import client_of, is_background
 from kakera.server.http.intake import Intake
 from kakera.server.metrics.prometheus import Metrics
@@ -40,8 +41,13 @@ class Service:
     access: Access = OPEN
     metrics: Metrics = field(default_factory=Metrics)
     arriving: int = 0  # requests that become jobs just now: a long prompt is tokenised for a second
+    drain: Drain = field(init=False)
     _noted: set[str] = field(default_factory=set)
     _generations: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
+    _stopped: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.drain = Drain(self.stop)
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestRefused (404) for a model that is not served here."""
@@ -87,7 +93,9 @@ class Service:
 
     def generation(self, job: Job, request: Request) -> Generation:
         """From here on the generation's own record says how the request ended. Raises RequestRefused for a priority
-        that does not exist."""
+        that does not exist, and what everybody got who waited when the server was told to stop."""
+        if self._stopped is not None:
+            raise self._stopped
         background = is_background(request.scope)
         request.state.recorded = True
         self.intake.leave()
@@ -95,7 +103,8 @@ class Service:
         client = request.client.host if request.client else None
         record = RequestRecord(job.id, request.url.path, len(job.tokens), self.metrics, received, client)
         name = client_of(request.scope, self.access)
-        job = replace(job, client=name, salt=name.encode() if self.access.cache_per_key else b"", background=background)
+        salts = [name.encode() if self.access.cache_per_key else b"", job.salt]
+        job = replace(job, client=name, salt=b"\0".join(salts) if any(salts) else b"", background=background)
         generation = Generation(self.engine, self.model.tokenizer, job, record)
         self._generations.add(generation)
         return generation
@@ -103,6 +112,7 @@ class Service:
     def stop(self, error: Exception | None = None) -> None:
         """Give everybody who still waits an error, so that nobody is cut off in silence."""
         error = error or RequestRefused("the server is stopping; send it again", status=503, code="server_stopping")
+        self._stopped = self._stopped or error
         for generation in list(self._generations):
             generation.end(error)
 

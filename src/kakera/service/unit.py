@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from kakera.errors import UsageError
 from kakera.service.limits import Bounds
 
 RESTART_SECONDS = 5
 BURST = 5  # starts in a row that fail before systemd gives up: a broken model must not load for ever
-STOP_SECONDS = 40  # 5 for requests, 15 for SIGTERM of the engine (11 of them for the disk cache), as long again
+# After the drain: 2 for last words, 15 for SIGTERM of the engine (11 of them for the disk cache), as long again
+STOP_SECONDS = 37
 GRACE_SECONDS = 30  # the server's own watchdog acts first, because it can tell clients and the log why
 
 
@@ -22,12 +24,13 @@ class Facts:
     doctor: tuple[str, ...]
     bounds: Bounds
     environment: tuple[tuple[str, str], ...] = ()
+    drain_seconds: float = 3.0  # what `serve` gives running requests
 
 
 def unit_text(facts: Facts) -> str:
     """Raises UsageError for a word that no unit file can hold."""
     b = facts.bounds
-    start = int(b.start_seconds)
+    start, stop = int(b.start_seconds), STOP_SECONDS + ceil(facts.drain_seconds)
     environment = "".join(f"Environment={quoted(f'{name}={value}')}\n" for name, value in facts.environment)
     return f"""\
 # Written by `kakera service install`; running that again replaces this file.
@@ -35,7 +38,7 @@ def unit_text(facts: Facts) -> str:
 [Unit]
 Description=kakera serves {facts.model.replace("%", "%%")}
 # {BURST} failed starts, each as long as it may take, then systemd gives up instead of loading for ever.
-StartLimitIntervalSec={BURST * (start + RESTART_SECONDS + STOP_SECONDS)}
+StartLimitIntervalSec={BURST * (start + RESTART_SECONDS + stop)}
 StartLimitBurst={BURST}
 
 [Service]
@@ -51,9 +54,9 @@ RestartSec={RESTART_SECONDS}
 # Wrong options (2) stay wrong.
 RestartPreventExitStatus=2
 
-# SIGTERM to the server alone, which ends requests and then its engine; whatever is left after that is killed.
+# SIGTERM to the server alone, which lets requests end, then ends its engine; what is left after that is killed.
 KillMode=mixed
-TimeoutStopSec={STOP_SECONDS}
+TimeoutStopSec={stop}
 
 # If the kernel kills one process for memory, stop the rest too: half a service would hold the card and answer nobody.
 OOMPolicy=stop

@@ -165,9 +165,9 @@ class EngineClient:
         if request_id in self._streams and not self._dead.is_set():
             self._socket.send(encode(Abort(request_id)))
 
-    async def flush(self) -> Flushed:
+    async def flush(self, disk: bool = False) -> Flushed:
         """See AsyncEngine.flush."""
-        return cast("Flushed", await self._ask(Flush()))
+        return cast("Flushed", await self._ask(Flush(disk)))
 
     async def sweep(self) -> list[RegionRead]:
         """See AsyncEngine.sweep."""

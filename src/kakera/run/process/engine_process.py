@@ -95,6 +95,7 @@ def serve(engine: LocalEngine, socket: zmq.Socket[bytes], stopping: threading.Ev
         elif now - last_sent >= ALIVE_SECONDS:
             socket.send(encode(Alive(stats)))
             last_sent = now
+        engine.announce()
 
 
 def _nap(engine: LocalEngine, stats: EngineStats) -> float:
@@ -123,8 +124,8 @@ def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
                 engine.allow(request_id, tokens)
             case Abort(request_id):
                 engine.abort(request_id)
-            case Flush():
-                socket.send(encode(FlushDone(engine.flush(), engine.stats())))
+            case Flush(disk):
+                socket.send(encode(FlushDone(engine.flush(disk), engine.stats())))
             case Sweep():
                 socket.send(encode(SweepDone(engine.sweep())))
 

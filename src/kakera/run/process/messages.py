@@ -45,7 +45,9 @@ class Abort(msgspec.Struct, tag=True):
 
 
 class Flush(msgspec.Struct, tag=True):
-    """Forget the cached prefixes that nobody holds."""
+    """Forget the cached prefixes that nobody holds, and those on the disk if so."""
+
+    disk: bool = False
 
 
 class Sweep(msgspec.Struct, tag=True):

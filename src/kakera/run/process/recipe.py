@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kakera.disk.home import DiskCache
 from kakera.errors import UsageError
 from kakera.plan.plan import Plan
+from kakera.run.process.kv_events import KvEvents, Publisher
 
 if TYPE_CHECKING:
     from kakera.run.engine import LocalEngine
@@ -33,6 +34,7 @@ class EngineRecipe:
     plan: Plan
     recording: Recording | None = None
     disk: DiskCache | None = None
+    kv_events: KvEvents | None = None
     threads: int | None = None
 
     def __call__(self) -> LocalEngine:
@@ -48,6 +50,8 @@ class EngineRecipe:
             print(f"the CPU {settle_threads(engine.runner, self.threads)}", file=sys.stderr, flush=True)
         if self.recording is not None:
             record(engine, self.plan, self.recording)
+        if self.kv_events is not None:
+            engine.publish(Publisher(self.kv_events))
         return engine
 
 

@@ -41,6 +41,9 @@ class DiskRecords:
     def hurry(self) -> None:
         self.tier.hurry()
 
+    def purge(self) -> int:
+        return self.tier.purge()
+
     def close(self, seconds: float) -> None:
         self.tier.close(seconds)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from kakera.chat.template import Prompt
 from kakera.errors import RequestRefused
 from kakera.server.choice import Job
 from kakera.server.fields import RequestBody
@@ -61,10 +62,10 @@ async def dialect_job(body: ChatBody, service: Service, prefix: str, names: Name
         raise renamed(error, names) from None
 
 
-async def count_prompt(body: ChatBody, service: Service) -> int:
-    """Of the prompt that a chat body makes. Raises RequestRefused."""
+async def dialect_prompt(body: ChatBody, service: Service) -> Prompt:
+    """The prompt that a chat body makes, to be looked at only. Raises RequestRefused."""
     prompt, _ = await chat_prompt(body, service, count_check(service.engine.limits, "messages"))
-    return len(prompt.tokens)
+    return prompt
 
 
 def string(item: dict[str, Any], name: str, path: str) -> str:

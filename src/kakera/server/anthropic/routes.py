@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from kakera.contract.events import Usage
 from kakera.server.agents.blocks import Answer, Block, Step, gather
-from kakera.server.agents.translate import count_prompt, dialect_job, names_of
+from kakera.server.agents.translate import dialect_job, dialect_prompt, names_of
 from kakera.server.anthropic.answers import MessageAnswer, TokenCount
 from kakera.server.anthropic.input import NAMES, messages_chat
 from kakera.server.anthropic.schema import CountBody, MessagesBody
@@ -55,7 +55,8 @@ async def messages_reply(body: MessagesBody, service: Service, request: Request)
 
 
 async def count(body: CountBody, service: Service) -> int:
-    return await count_prompt(await service.intake.run(lambda watch: messages_chat(body)), service)
+    chat = await service.intake.run(lambda watch: messages_chat(body))
+    return len((await dialect_prompt(chat, service)).tokens)
 
 
 class MessagesReply(Reply):

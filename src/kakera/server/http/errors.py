@@ -111,7 +111,7 @@ def install_handlers(app: FastAPI, refusals: Refusals) -> None:
     @app.exception_handler(EngineDied)
     async def failed(request: Request, error: Exception) -> JSONResponse:
         status, body = describe(error)
-        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else None
+        headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status in (429, 503) else None
         return refusals.answer(request.scope, status, body, headers)
 
 

@@ -15,6 +15,9 @@ NAMES = (
     ("kakera_running", "vllm:num_requests_running"),
     ("kakera_waiting", "vllm:num_requests_waiting"),
     ("kakera_kv_usage_ratio", "vllm:kv_cache_usage_perc"),
+    ("kakera_kv_usage_ratio", "vllm:gpu_cache_usage_perc"),  # gpu_: as the production-stack still reads them
+    ("kakera_prompt_tokens", "vllm:gpu_prefix_cache_queries"),
+    ("kakera_cached_tokens", "vllm:gpu_prefix_cache_hits"),
     ("kakera_prompt_tokens", "vllm:prompt_tokens"),
     ("kakera_generated_tokens", "vllm:generation_tokens"),
     ("kakera_prompt_tokens", "vllm:prefix_cache_queries"),  # vLLM counts both in tokens, too

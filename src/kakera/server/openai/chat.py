@@ -21,14 +21,15 @@ from kakera.server.choice import ChatOutput, Delta, Job
 from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, Reply, answer, event
+from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import ChatAnswer, ChatUsage, chat_usage
 from kakera.server.openai.constrain import budget_of, chat_constraint
 from kakera.server.openai.logprobs import chat_logprobs
 from kakera.server.openai.progress import PromptProgress
-from kakera.server.openai.sampling import build_sampling, completion_room, prompt_check
+from kakera.server.openai.sampling import build_sampling, completion_room, count_check, prompt_check
 from kakera.server.openai.schema import ChatBody, ChatMessage, Tool
+from kakera.server.rendered import Rendered, rendered
 from kakera.server.service import Service, new_id
 
 ROUTE = "/v1/chat/completions"
@@ -41,6 +42,13 @@ def chat_routes(service: Service) -> APIRouter:
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         service.check(body)
         return await answer(request, service.arrives(chat_reply(body, service, request)), body.stream)
+
+    @router.post(f"{ROUTE}/render")
+    async def render(body: ChatBody, request: Request) -> Rendered:
+        service.check(body)
+        work = chat_prompt(body, service, count_check(service.engine.limits, "messages"))
+        prompt, _ = await unless_disconnected(request, work)
+        return rendered(service.model.name, prompt.tokens, body.stream)
 
     return router
 
@@ -82,6 +90,7 @@ async def chat_job(body: ChatBody, service: Service) -> Job:
         stops=body.stops,
         chat=ChatOutput(prompt.opens_thinking, tuple(tools), stop_in_thinking=body.stop_in_thinking is True),
         cache=body.cache is not False,
+        salt=body.salt,
         progress=bool(body.stream and body.return_progress),
     )
 

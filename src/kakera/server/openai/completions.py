@@ -19,14 +19,15 @@ from kakera.server.choice import Delta, Job
 from kakera.server.generate import Generation, join_usage
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, Reply, answer, event
+from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import CompletionAnswer, usage_object
 from kakera.server.openai.constrain import text_constraint
 from kakera.server.openai.logprobs import TextLogprobs
 from kakera.server.openai.progress import PromptProgress
-from kakera.server.openai.sampling import build_sampling, check_token, completion_room, prompt_check
+from kakera.server.openai.sampling import build_sampling, check_token, completion_room, count_check, prompt_check
 from kakera.server.openai.schema import CompletionBody
+from kakera.server.rendered import Rendered, rendered
 from kakera.server.service import Service, new_id
 from kakera.text.tokenizer import Watch
 
@@ -42,6 +43,15 @@ def completion_routes(service: Service) -> APIRouter:
     async def completions(body: CompletionBody, request: Request) -> Response:
         service.check(body)
         return await answer(request, service.arrives(completion_reply(body, service, request)), body.stream)
+
+    @router.post(f"{ROUTE}/render")
+    async def render(body: CompletionBody, request: Request) -> list[Rendered]:
+        """One for each prompt."""
+        service.check(body)
+        check = count_check(service.engine.limits, "prompt")
+        work = service.intake.run(lambda watch: prompt_tokens(body, service.model, watch), check)
+        prompts = await unless_disconnected(request, work)
+        return [rendered(service.model.name, tokens, body.stream) for tokens in prompts]
 
     return router
 
@@ -80,9 +90,16 @@ def completion_job(body: CompletionBody, tokens: array[int], service: Service, c
         prompt_logprobs=prompt_logprobs,
         constraint=constraint,
     )
-    cache = body.cache is not False
-    progress = bool(body.stream and body.return_progress)
-    return Job(new_id("cmpl"), tokens, sampling, choices=body.n or 1, stops=body.stops, cache=cache, progress=progress)
+    return Job(
+        new_id("cmpl"),
+        tokens,
+        sampling,
+        choices=body.n or 1,
+        stops=body.stops,
+        cache=body.cache is not False,
+        salt=body.salt,
+        progress=bool(body.stream and body.return_progress),
+    )
 
 
 class CompletionReply(Reply):

@@ -68,9 +68,14 @@ class GenerationBody(RequestBody):
     guided_grammar: str | None = None
     loop_guard: bool | None = None
     cache: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+
+    @property
+    def salt(self) -> bytes:
+        return (self.cache_salt or "").encode()
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -139,7 +144,7 @@ class ChatBody(GenerationBody):
     for_agents: ClassVar[frozenset[str]] = frozenset(
         {
             *("top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "seed"),
-            *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "loop_guard", "chat_template_kwargs"),
+            *("stop", "stop_token_ids", "min_tokens", "ignore_eos", "loop_guard", "chat_template_kwargs", "cache_salt"),
             *("reasoning_effort", "thinking_budget", "response_format", "structured_outputs"),
             *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
         }

@@ -28,6 +28,24 @@ class Failing(TypedDict):
 
 
 @closed
+class Draining(TypedDict):
+    """It finishes its requests, takes no new ones, and then stops."""
+
+    status: Literal["draining"]
+    running: int
+    waiting: int
+
+
+@closed
+class DrainAnswer(TypedDict):
+    """`requests`: those that may go on for `seconds`."""
+
+    status: Literal["draining"]
+    requests: int
+    seconds: float
+
+
+@closed
 class ModelInfo(TypedDict):
     model_path: str
     tokenizer_path: str
@@ -55,13 +73,14 @@ class Load(TypedDict):
 
 @closed
 class ServerInfo(TypedDict):
-    status: Literal["ready"]
+    status: Literal["ready", "draining"]
     version: str
     model_path: str
     served_model_name: str
     tp_size: int
     dp_size: Literal[1]
     page_size: int
+    kv_block_size: int
     context_length: int
     max_running_requests: int
     max_queued_requests: int
@@ -101,6 +120,7 @@ class FlushAnswer(TypedDict):
     pages: int
     checkpoints: int
     host_bytes: int
+    disk_bytes: int
 
 
 MemoryState = Literal["ok", "near", "over"]

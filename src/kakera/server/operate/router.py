@@ -6,15 +6,28 @@ Paths with and without "get_" are the old and the new spelling. Only fields that
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
+from pydantic import Field
 
 from kakera import __version__
 from kakera.contract.events import EngineStats
 from kakera.contract.grid import PAGE
+from kakera.errors import RequestRefused
 from kakera.plan.plan import Plan
-from kakera.server.operate.answers import FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
+from kakera.server.fields import Body
+from kakera.server.http.access import is_loopback
+from kakera.server.operate.answers import DrainAnswer, FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
 from kakera.server.service import Service
+
+
+class FlushBody(Body):
+    disk: bool = False
+
+
+class DrainBody(Body):
+    seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
 
 
 def router_routes(service: Service, plan: Plan | None) -> APIRouter:
@@ -43,13 +56,14 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
     async def server_info() -> ServerInfo:
         stats = await service.look()
         return {
-            "status": "ready",
+            "status": "draining" if service.drain.began else "ready",
             "version": __version__,
             "model_path": name,
             "served_model_name": name,
             "tp_size": len(plan.device_names) if plan else 1,
             "dp_size": 1,
             "page_size": PAGE,
+            "kv_block_size": PAGE,
             "context_length": service.engine.limits.context,
             "max_running_requests": stats.slots_total,
             "max_queued_requests": service.engine.limits.max_waiting,
@@ -82,15 +96,31 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
         return [{"dp_rank": 0, "num_reqs": total, "num_waiting_reqs": waiting, "num_tokens": tokens}]
 
     @router.post("/flush_cache")
-    async def flush_cache() -> FlushAnswer:
-        """Forget every cached prefix that no running request holds. Never refused, and harms no request."""
-        flushed = await service.engine.flush()
+    async def flush_cache(body: FlushBody | None = None) -> FlushAnswer:
+        """Forget every cached prefix that no running request holds; with `disk` this model's on the disk, too. Never
+        refused, and harms no request."""
+        flushed = await service.engine.flush(body is not None and body.disk)
         return {
             "success": True,
             "pages": flushed.pages,
             "checkpoints": flushed.checkpoints,
             "host_bytes": flushed.host_bytes,
+            "disk_bytes": flushed.disk_bytes,
         }
+
+    # not in /openapi.json, of which programs try every route
+    @router.post("/drain", include_in_schema=False)
+    async def drain(request: Request, body: DrainBody | None = None) -> DrainAnswer:
+        """Refuse new requests, let running ones go on for `seconds`, keep the cache if there is a disk for it, and end
+        the server with status 0. Answers at once; once more changes how long. Without the server's key, from this
+        machine only."""
+        host = request.client.host if request.client else ""
+        if not (service.access.keys or is_loopback(host)):
+            text = "a server without keys is only stopped from its own machine; start it with --api-key-file"
+            raise RequestRefused(text, status=403, code="key_needed")
+        seconds = (body or DrainBody()).seconds
+        service.drain.begin(seconds)
+        return {"status": "draining", "requests": service.drain.inside, "seconds": seconds}
 
     return router
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,14 +13,15 @@ from fastapi.responses import Response
 
 from kakera.errors import CONTEXT_LENGTH_EXCEEDED, RequestRefused
 from kakera.server.agents.blocks import Answer, gather
-from kakera.server.agents.translate import dialect_job, names_of
+from kakera.server.agents.translate import dialect_job, dialect_prompt, names_of
 from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.errors import describe
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import Reply, answer, event
+from kakera.server.http.sse import Reply, answer, event, unless_disconnected
 from kakera.server.metrics.record import record_refusal
 from kakera.server.model import ServedModel
+from kakera.server.rendered import Rendered, rendered
 from kakera.server.responses.answers import ResponseAnswer
 from kakera.server.responses.input import NAMES, responses_chat
 from kakera.server.responses.items import Items
@@ -45,7 +46,18 @@ def responses_routes(service: Service) -> APIRouter:
             record_refusal(service.metrics, ROUTE, error.status, error.code, error.param)
             return Response(failed_stream(error, body, service.model.name), media_type="text/event-stream")
 
+    @router.post(f"{ROUTE}/render")
+    async def render(body: ResponsesBody, request: Request) -> Rendered:
+        service.check(body)
+        return rendered(service.model.name, await unless_disconnected(request, prompt_of(body, service)), body.stream)
+
     return router
+
+
+async def prompt_of(body: ResponsesBody, service: Service) -> Sequence[int]:
+    """The tokens of its prompt. Raises RequestRefused."""
+    chat, _, _ = await service.intake.run(lambda watch: responses_chat(body))
+    return (await dialect_prompt(chat, service)).tokens
 
 
 def failed_stream(error: RequestRefused, body: ResponsesBody, model: str) -> str:
