@@ -157,7 +157,8 @@ def test_of_several_cards_the_first_computes_and_a_line_says_so(monkeypatch: pyt
     assert len(machine.devices) == 1
     held, one = machine.warnings
     assert held.startswith("GPU 0 ") and "first, NVIDIA GeForce RTX 5070, and not on 2 more" in one
-    assert len(devices.resolve_to_compute("12GB,12GB").devices) == 2  # what was asked for is refused in words later
+    with pytest.raises(UsageError, match="one card so far; name one"):
+        devices.resolve_to_compute("12GB,12GB")
     assert devices.resolve_to_compute("cpu").target is CPU
 
 

@@ -125,5 +125,5 @@ PUBLISHED: tuple[Published, ...] = (
         "Escha-W2, 35B of which a token uses 3B",
         unserved="kakera does not serve mixtures of experts yet",
     ),
-    Published("mini", "mini", 0, "a test piece of 35M parameters that comes along: it finds facts and calls tools"),
+    Published("mini", "mini", 0, "a test piece of 95M parameters that comes along: it finds facts and calls tools"),
 )

@@ -87,10 +87,15 @@ def _reserve(devices: tuple[Device, ...]) -> int:
 
 
 def resolve_to_compute(gpus: str) -> Machine:
-    """As `resolve`; of several cards that "auto" finds the first, because one computes so far."""
+    """As `resolve`, for one card, because one computes so far: of those that "auto" finds the first. Raises UsageError
+    if several are named."""
     machine = resolve(gpus)
-    if gpus.strip().lower() != "auto" or len(machine.devices) == 1:
+    if len(machine.devices) == 1:
         return machine
+    if gpus.strip().lower() != "auto":
+        raise UsageError(
+            f"--gpus {gpus}: kakera computes on one card so far; name one (kakera plan shows what several will hold)"
+        )
     first, *others = machine.devices
     warning = (
         f"kakera computes on one card so far: on the first, {first.name}, and not on {len(others)} more; "
