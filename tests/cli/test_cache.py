@@ -46,22 +46,24 @@ def test_what_is_there_is_listed_and_removed_but_for_what_a_server_writes(home: 
     writing.close()
 
 
-@pytest.mark.parametrize(
-    ("wanted", "mode", "words"),
-    [("1MB", 0o700, "at least 64 MB"), ("1GB", 0o755, "chmod 700"), ("soon", 0o700, "soon")],
-)
-def test_a_disk_cache_that_can_not_be_is_refused_in_words(home: Path, wanted: str, mode: int, words: str) -> None:
+@pytest.mark.parametrize(("wanted", "words"), [("1MB", "at least 64 MB"), ("soon", "is not a size")])
+@pytest.mark.parametrize("command", ["serve", "up", "service install --dry-run"])
+def test_a_size_that_can_not_be_is_refused_before_anything_is_planned(command: str, wanted: str, words: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "mini", "--disk-cache", wanted], env={"COLUMNS": "200"})
+    assert result.exit_code == 2 and words in result.output and "--disk-cache" in result.output
+
+
+def test_a_home_that_others_can_read_is_refused(home: Path) -> None:
     home.mkdir(parents=True)
-    home.chmod(mode)
-    recipe = EngineRecipe(Path("model"), None)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=words):
-        with_disk(recipe, wanted, lambda line: None)
+    home.chmod(0o755)
+    with pytest.raises(UsageError, match="chmod 700"):
+        with_disk(EngineRecipe(Path("model"), None), 10**9, lambda line: None)  # type: ignore[arg-type]
 
 
 def test_a_prefix_cache_without_memory_has_nothing_to_keep(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CacheSizes, "of", lambda _: CacheSizes(8, 99, 100, 0, 1, windowed=False))
     with pytest.raises(UsageError, match="give --host-cache more"):
-        with_disk(EngineRecipe(Path("model"), None), "1GB", lambda line: None)  # type: ignore[arg-type]
+        with_disk(EngineRecipe(Path("model"), None), 10**9, lambda line: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])

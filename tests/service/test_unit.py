@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,8 +22,8 @@ from typer.testing import CliRunner
 from kakera.cli import app, checks
 from kakera.cli.checks import Finding
 from kakera.cli.model import resolve_model
-from kakera.cli.serve import read_keys
-from kakera.cli.service import serve_options, write_private
+from kakera.cli.serve import read_keys, serve
+from kakera.cli.service import install, serve_options, write_private
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 from kakera.run.process.client import STOP_SECONDS as ENGINE_STOP_SECONDS
@@ -263,3 +265,10 @@ def test_doctors_check_is_quiet_unless_something_is_broken(monkeypatch) -> None:
     done = CliRunner().invoke(app, ["doctor", "--check"])
     assert done.exit_code == 1 and "no driver" in done.output and "install it" in done.output
     assert "fine" not in done.output and "so so" not in done.output
+
+
+def test_a_service_takes_the_options_of_serve_but_for_those_of_a_debugging_run() -> None:
+    def options(command: Any) -> set[str]:
+        return {*inspect.signature(command).parameters}
+
+    assert options(serve) - options(install) == {"record", "record_prompts", "stall_limit"}

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Protocol
 from kakera.cli.model import Model
 from kakera.plan.plan import Wishes
 
-LEAST_DISK = 64 * 10**6  # bytes: less is no cache
-
 if TYPE_CHECKING:
     from kakera.plan.plan import Plan
     from kakera.run.engine import LocalEngine
@@ -66,23 +64,19 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
     return replace(recipe, recording=Recording(file.resolve(), name, prompts))
 
 
-def with_disk(recipe: Recipe, wanted: str, say: Callable[[str], None]) -> Recipe:
-    """The same engine, which keeps prefixes on disk, `wanted` bytes at most. Raises UsageError."""
+def with_disk(recipe: Recipe, limit: int, say: Callable[[str], None]) -> Recipe:
+    """The same engine, which keeps prefixes on disk, `limit` bytes at most. Raises UsageError."""
     from dataclasses import replace
 
     from kakera.cache.host import CacheSizes
     from kakera.disk.home import DiskCache, check_home, default_home
     from kakera.errors import UsageError
     from kakera.run.process.recipe import EngineRecipe
-    from kakera.target.devices import parse_bytes
 
-    limit = parse_bytes(wanted)
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--disk-cache: a scripted model has no prefixes to keep")
     if recipe.recording is not None:
         raise UsageError("--disk-cache: a recording could not be replayed without the disk; leave --record out")
-    if limit < LEAST_DISK:
-        raise UsageError(f"--disk-cache {wanted}: give at least {LEAST_DISK // 10**6} MB")
     home = default_home()
     check_home(home)
     if not CacheSizes.of(recipe.plan).can_save:

@@ -63,6 +63,20 @@ DEFAULT_DRAIN = 3.0  # as in server/run.py
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads of a CPU. Default: as many as are fast here, measured.")
 ]
+KeyFileOption = Annotated[
+    Path | None, typer.Option("--api-key-file", help="Keys from a file, one a line: process lists show options.")
+]
+CachePerKeyOption = Annotated[
+    bool, typer.Option("--cache-per-key", help="What one key has sent is not reused for another.")
+]
+EventsOption = Annotated[
+    str | None,
+    typer.Option("--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT[,TOPIC]"),
+]
+ProveOption = Annotated[
+    bool, typer.Option("--prove", help="First fill the plan once, unless it was proven already; see kakera prove.")
+]
+LEAST_DISK = 64 * 10**6  # bytes: less is no cache
 DEFAULT_KEEP_ALIVE = 130  # as in server/http/connection.py, which is not imported to say --help
 DEFAULT_HOST, DEFAULT_PORT, DEFAULT_LEVEL = "127.0.0.1", 30000, "info"
 
@@ -78,6 +92,29 @@ def _context(text: str) -> int:
         return token_count(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no number of tokens; write 131072 or 128k") from None
+
+
+def _disk(text: str) -> int:
+    from kakera.target.devices import parse_bytes
+
+    try:
+        size = parse_bytes(text)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+    if size < LEAST_DISK:
+        raise typer.BadParameter(f"{text}: give at least {LEAST_DISK // 10**6} MB")
+    return size
+
+
+DiskOption = Annotated[
+    int | None,
+    typer.Option(
+        "--disk-cache",
+        help="Keep prefixes on disk over restarts, up to so many bytes (at least 64MB), such as 50GB.",
+        parser=_disk,
+        metavar="BYTES",
+    ),
+]
 
 
 def _pool(text: str) -> int | str:

@@ -17,15 +17,20 @@ from kakera.cli.options import (
     LEVELS,
     AllowedHostOption,
     AnyNameOption,
+    CachePerKeyOption,
     CorsOption,
+    DiskOption,
     DrainOption,
+    EventsOption,
     HostOption,
     KeepAliveOption,
+    KeyFileOption,
     KeyOption,
     LevelOption,
     ModelArgument,
     NameOption,
     PortOption,
+    ProveOption,
     ThreadsOption,
     with_memory_options,
 )
@@ -45,12 +50,8 @@ def serve(
     host: HostOption = DEFAULT_HOST,
     port: PortOption = DEFAULT_PORT,
     api_key: KeyOption = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", help="Keys from a file, one a line: process lists show options.")
-    ] = None,
-    cache_per_key: Annotated[
-        bool, typer.Option("--cache-per-key", help="What one key has sent is not reused for another.")
-    ] = False,
+    api_key_file: KeyFileOption = None,
+    cache_per_key: CachePerKeyOption = False,
     allowed_host: AllowedHostOption = None,
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
@@ -65,19 +66,9 @@ def serve(
     record_prompts: Annotated[
         bool, typer.Option("--record-prompts", help="Record texts as they are, not as random stand-ins.")
     ] = False,
-    disk_cache: Annotated[
-        str | None,
-        typer.Option("--disk-cache", help="Keep prefixes on disk over restarts, up to 50GB, say.", metavar="BYTES"),
-    ] = None,
-    kv_events: Annotated[
-        str | None,
-        typer.Option(
-            "--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT[,TOPIC]"
-        ),
-    ] = None,
-    prove: Annotated[
-        bool, typer.Option("--prove", help="First fill the plan once, unless it was proven already; see kakera prove.")
-    ] = False,
+    disk_cache: DiskOption = None,
+    kv_events: EventsOption = None,
+    prove: ProveOption = False,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
     ] = None,

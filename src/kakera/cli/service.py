@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,20 +13,28 @@ import typer
 from kakera.cli.options import (
     DEFAULT_DRAIN,
     DEFAULT_HOST,
+    DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
     DEFAULT_PORT,
     MEMORY_OPTIONS,
     AllowedHostOption,
     AnyNameOption,
+    CachePerKeyOption,
     CorsOption,
+    DiskOption,
     DrainOption,
+    EventsOption,
     HostOption,
     JsonOption,
+    KeepAliveOption,
+    KeyFileOption,
     KeyOption,
     LevelOption,
     ModelArgument,
     NameOption,
     PortOption,
+    ProveOption,
+    ThreadsOption,
     with_memory_options,
 )
 from kakera.plan.plan import Wishes
@@ -35,7 +44,7 @@ if TYPE_CHECKING:
     from kakera.service.unit import Facts
 
 app = typer.Typer(help="Run the server as a systemd user service.", no_args_is_help=True)
-CARRIED = ("CUDA_VISIBLE_DEVICES", "HF_HOME")  # a service has none of the shell's environment
+CARRIED = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "XDG_CACHE_HOME")  # a service has none of the shell's environment
 
 
 @app.command()
@@ -45,12 +54,19 @@ def install(
     host: HostOption = DEFAULT_HOST,
     port: PortOption = DEFAULT_PORT,
     api_key: KeyOption = None,
+    api_key_file: KeyFileOption = None,
+    cache_per_key: CachePerKeyOption = False,
     allowed_host: AllowedHostOption = None,
     cors_origin: CorsOption = None,
     served_name: NameOption = None,
     any_name: AnyNameOption = False,
     log_level: LevelOption = DEFAULT_LEVEL,
+    keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     drain_seconds: DrainOption = DEFAULT_DRAIN,
+    threads: ThreadsOption = None,
+    disk_cache: DiskOption = None,
+    kv_events: EventsOption = None,
+    prove: ProveOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
     *,
     wishes: Wishes,
@@ -63,17 +79,20 @@ def install(
     from kakera.target.wsl import under_wsl
 
     check_level(log_level)
-    keys = keys_of(api_key, None)
+    keys = keys_of(api_key, api_key_file)
     windows = under_wsl()
     if not dry_run:
         systemd.require_systemd(wsl=windows)
     found = resolve_model(model)
-    key_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if keys else None
+    own_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if api_key else None
+    key_file = api_key_file.resolve() if api_key_file else own_file
     options = serve_options(found, model, host, port, key_file, served_name or [found.name], log_level, wishes)
     options += access_options(host, allowed_host or [], cors_origin or [])
-    options += ("--any-name",) if any_name else ()
-    if drain_seconds != DEFAULT_DRAIN:
-        options += ("--drain-seconds", f"{drain_seconds:g}")
+    options += flags({"any-name": any_name, "cache-per-key": cache_per_key, "prove": prove})
+    options += changed(
+        {"keep-alive": (keep_alive, DEFAULT_KEEP_ALIVE), "drain-seconds": (drain_seconds, DEFAULT_DRAIN)}
+    )
+    options += changed({"threads": (threads, None), "disk-cache": (disk_cache, None), "kv-events": (kv_events, None)})
     facts = facts_for(found, options, wishes, drain_seconds)
     text = unit_text(facts)
     if windows:
@@ -82,8 +101,8 @@ def install(
     if dry_run:
         typer.echo(text, nl=False)
         return
-    if key_file:
-        write_private(key_file, "".join(f"{key}\n" for key in keys))
+    if own_file:
+        write_private(own_file, "".join(f"{key}\n" for key in keys))
     write_private(systemd.unit_path(), text)
     systemd.systemctl("daemon-reload")
     systemd.systemctl("enable", systemd.UNIT)
@@ -161,14 +180,25 @@ def serve_options(
         given[name.replace("_", "-")] = (value, default)
     if wishes.rotation:
         given["rotation"] = (Path(wishes.rotation).resolve(), None)
-    words = [model]
-    for name, (value, default) in given.items():
-        if value != default:
-            words += [f"--{name}", str(value)]
+    words = [model, *changed(given)]
     # the directory of a downloaded snapshot is a number, which nobody wants to see as a model's name
     if names != [path.stem if found.scripted else path.name]:
         words += [word for name in names for word in ("--served-name", name)]
     return tuple(words)
+
+
+def changed(given: Mapping[str, tuple[object, object]]) -> tuple[str, ...]:
+    """Options whose value is not the default: name -> (value, default)."""
+    pairs = ((f"--{name}", _written(value)) for name, (value, default) in given.items() if value != default)
+    return tuple(word for pair in pairs for word in pair)
+
+
+def flags(given: Mapping[str, bool]) -> tuple[str, ...]:
+    return tuple(f"--{name}" for name, on in given.items() if on)
+
+
+def _written(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def access_options(host: str, allowed_hosts: list[str], origins: list[str]) -> tuple[str, ...]:
