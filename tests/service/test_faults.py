@@ -77,6 +77,7 @@ def test_the_wall_clock_is_shown_to_people_and_decides_nothing_of_a_request() ->
         "server/metrics/record.py": "at, of a line on the page",
         "chat/sandbox.py": "strftime_now, which templates call",
         "cli/models.py": "days since a model was used",
+        "run/process/kv_events.py": "ts, of a batch of events for routers",
         "disk/log.py": "age of files that nobody uses: a clock that jumps by a month costs a cache and no request",
     }
     found = {
