@@ -34,6 +34,23 @@ def test_other_names_are_none(text: str) -> None:
     assert Repository.called(text) is None
 
 
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("https://huggingface.co/owner/name", "owner/name"),
+        ("https://huggingface.co/owner/name/", "owner/name"),
+        ("https://hf.co/owner/name/tree/3.0bpw", "owner/name@3.0bpw"),
+        ("https://huggingface.co/owner/name/tree/refs/pr/1/", "owner/name@refs/pr/1"),
+        ("https://huggingface.co/owner/name/blob/main/config.json", "None"),
+        ("https://huggingface.co/owner/name/tree/../x", "None"),
+        ("https://elsewhere.example/owner/name", "None"),
+        ("https://huggingface.co/owner", "None"),
+    ],
+)
+def test_the_address_of_its_page_is_a_repository_too(address: str, name: str) -> None:
+    assert str(Repository.called(address)) == name
+
+
 def test_a_snapshot_knows_its_repository_and_the_branches_that_lead_to_it(tmp_path: Path) -> None:
     folder = tmp_path / "models--owner--my--name"
     snapshot = folder / "snapshots" / COMMIT

@@ -26,6 +26,7 @@ def ls(as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     from kakera.disk.home import in_use
+    from kakera.plan.table import gigabytes
 
     home, found = _held()
     if as_json:
@@ -39,20 +40,21 @@ def ls(as_json: JsonOption = False) -> None:
         typer.echo(f"nothing in {home}")
         return
     table = Table(box=None, pad_edge=False)
-    for column, justify in (("model", "left"), ("GB", "right"), ("last used", "left"), ("made with", "left")):
+    for column, justify in (("model", "left"), ("size", "right"), ("last used", "left"), ("made with", "left")):
         table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for each in found:
         when = "now" if in_use(each.path) else time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_at))
         with_what = ", ".join(each.key[name] for name in ("KV codec", "states", "device") if name in each.key)
-        table.add_row(escape(each.key.get("model", each.path.name)), f"{each.bytes / 1e9:.2f}", when, with_what)
+        table.add_row(escape(each.key.get("model", each.path.name)), gigabytes(each.bytes), when, with_what)
     Console(highlight=False).print(table)
-    typer.echo(f"{sum(each.bytes for each in found) / 1e9:.2f} GB in {home}")
+    typer.echo(f"{gigabytes(sum(each.bytes for each in found))} in {home}")
 
 
 @app.command("purge")
 def purge() -> None:
     """Remove all of it but what a running server writes. Drives keep remnants of what is removed."""
     from kakera.disk.home import in_use, remove
+    from kakera.plan.table import gigabytes
 
     (home, found), gone = _held(), 0
     for each in found:
@@ -61,7 +63,8 @@ def purge() -> None:
             continue
         why = "a server writes there; stop it first" if in_use(each.path) else "it can not be removed"
         typer.echo(f"kept {each.path}: {why}", err=True)
-    typer.echo(f"removed {gone / 1e9:.2f} GB from {home}")
+    if gone or not found:
+        typer.echo(f"removed {gigabytes(gone)} from {home}")
 
 
 def _held() -> tuple[Path, list[Directory]]:

@@ -179,6 +179,8 @@ def named_repository(name: str) -> Repository:
     from kakera.hub.names import Repository
     from kakera.plan.known import KNOWN
 
+    if name == "mini":
+        raise UsageError("mini comes along: there is nothing to download")
     if (found := Repository.called(name)) is None:
         raise UsageError(
             f"{name}: no such directory, and not a Hugging Face repo id (owner/name or owner/name@revision); `mini` is "

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 # A revision is a name as git allows it: it becomes part of a path in the cache.
 _FORM = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?![-/.])(?!\S*(?:\.\.|/\.|//))([^\s@\\]+))?")
 
+# Its page, as a browser shows it.
+_PAGE = re.compile(r"https://(?:huggingface\.co|hf\.co)/([^/\s]+/[^/\s]+?)(?:/tree/(\S+?))?/?")
+
 
 @dataclass(frozen=True)
 class Repository:
@@ -19,7 +22,9 @@ class Repository:
 
     @staticmethod
     def called(text: str) -> Repository | None:
-        """None if the text has not the form of such a name."""
+        """From such a name, or from the address of its page; None if the text is neither."""
+        if page := _PAGE.fullmatch(text):
+            text = "@".join(filter(None, page.groups()))
         match = _FORM.fullmatch(text)
         return Repository(match[1], match[2]) if match else None
 
