@@ -75,6 +75,8 @@ def test_pull_says_where_it_is_and_the_second_time_that_all_was_there(tiny: Loca
     words = kakera("pull", NAME).stdout
     assert "all of it was there" in words and f"kakera serve {NAME}" in words
     with pytest.raises(UsageError, match="owner/name or owner/name@revision"):
+        kakera("pull", "nothing")
+    with pytest.raises(UsageError, match="nothing to download"):
         kakera("pull", "mini")
 
 
