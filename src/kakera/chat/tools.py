@@ -32,25 +32,29 @@ from kakera.chat.parameter_value import ParameterValue
 from kakera.chat.tags import (
     CALL_END,
     CALL_END_BEGUN,
-    CLOSE,
-    FUNCTION_END,
+    CALL_NAMES,
     LAST_TAGS,
     OPEN,
     PARAMETER_BEGUN,
     PARAMETER_HEAD,
     RESPONSE,
     RESPONSE_END,
+    WHOLE_END,
+    WHOLE_END_BEGUN,
     beginning,
+    closing,
+    closing_begun,
+    undecided,
 )
 
 START = re.compile(f"{OPEN}|{FUNCTION}(?=[ \t=])|{RESPONSE}")  # a call may lack its first tag
 START_BEGUN = re.compile(f"(?:{beginning(OPEN)}|{beginning(FUNCTION)}|{beginning(RESPONSE)})\\Z")
 CALL_START = re.compile(f"{OPEN}|{FUNCTION}(?=[ \t=])")
-FOREIGN_END = re.compile(f"{FUNCTION_END}|{CLOSE}|(?={OPEN})")
+FOREIGN_END = re.compile(f"{WHOLE_END.pattern}|(?={OPEN})")
 RESPONSE_INSIDE_BEGUN = re.compile(f"(?:{beginning(RESPONSE_END)}|{beginning(OPEN)}|{beginning(FUNCTION)})\\Z")
-STRAY_BRACKETS = re.compile(rf"[}}\]]+\s*(?={CLOSE})")  # more than were opened, behind a call in JSON
-STRAY_BEGUN = re.compile(rf"[}}\]]+\s*{beginning(CLOSE)}\Z")
-FOREIGN_BEGUN = re.compile(f"(?:{beginning(FUNCTION_END)}|{beginning(CLOSE)}|{beginning(OPEN)})\\Z")
+STRAY_BRACKETS = re.compile(rf"[}}\]]+\s*(?={closing(CALL_NAMES)})")  # more than were opened, behind a call in JSON
+STRAY_BEGUN = re.compile(rf"[}}\]]+\s*(?:{closing_begun(CALL_NAMES)})?\Z")
+FOREIGN_BEGUN = re.compile(f"{WHOLE_END_BEGUN.pattern}|{beginning(OPEN)}\\Z")
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class ToolCallParser:
         self._calls = 0
         self._function = ""
         self._given: set[str] = set()  # parameters of the open call
-        self._parameter = ParameterValue(frozenset(), False, self._begins_another)
+        self._parameter = ParameterValue("", frozenset(), False, self._begins_another)
         self.cut = False  # `finish` left a call without its end
 
     @property
@@ -194,7 +198,7 @@ class ToolCallParser:
     def _tail(self, ended: bool) -> list[Output]:
         self._held = self._held.lstrip()
         if tag := CALL_END.match(self._held):
-            self._held, self._wrapped = self._held[tag.end() :], self._wrapped and tag[0] == FUNCTION_END
+            self._held, self._wrapped = self._held[tag.end() :], self._wrapped and tag["function"] is not None
         elif self._wrapped and (stray := STRAY_BRACKETS.match(self._held)):
             self._held = self._held[stray.end() :]
         elif (ended and LAST_TAGS.match(self._held)) or (self._wrapped and STRAY_BEGUN.match(self._held)):
@@ -215,8 +219,7 @@ class ToolCallParser:
 
     def _decided(self, begun: re.Pattern[str], ended: bool) -> int:
         """Characters of what is held before a tag that may have begun."""
-        tag = self._held.rfind("<")
-        return tag if tag >= 0 and not ended and begun.match(self._held, tag) else len(self._held)
+        return len(self._held) if ended else undecided(self._held, begun)
 
     def _show(self, size: int) -> list[Output]:
         text, self._held = self._held[:size], self._held[size:]
@@ -233,7 +236,8 @@ class ToolCallParser:
     def _begin_parameter(self, key: str) -> list[Output]:
         """A parameter that the call has already, or that the function can not have, is read and left out."""
         silent = key in self._given or not self._tools.takes_any(self._function)
-        self._parameter = ParameterValue(self._tools.types(self._function, key), silent, self._begins_another)
+        types = self._tools.types(self._function, key)
+        self._parameter = ParameterValue(key, types, silent, self._begins_another)
         self._state = self._value
         if silent:
             return []
