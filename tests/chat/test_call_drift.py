@@ -100,7 +100,8 @@ def test_closing_tags_of_other_spellings(tags):
 def test_a_value_may_hold_tags_of_other_spellings_and_of_its_own_name():
     for tag in (each for spelled in SPELLED.values() for each in spelled):
         for value in (f"sed -i 's|{tag}|X|' f.xml\nrm -rf build", tag, f"a{tag}\n<b>", f"{tag} {tag[:-1]}"):
-            assert read(call_text("bash", command=value)) == ("", [("bash", {"command": value})]), value
+            text = call_text("bash", command=value)
+            assert events([text], TOOLS) == events(list(text), TOOLS) == [["bash", json.dumps({"command": value})]]
     for value in ("<command>ls</command>", "<command a='b'>\n<command>x</command>\n</command>"):
         for end in ("\n</function>\n</tool_call>", "\n</function>", ""):
             text = f"<tool_call>\n<function=bash>\n<parameter=command>\n{value}{end}"
@@ -276,6 +277,56 @@ def test_a_response_that_is_only_mentioned_hides_no_call():
     assert read(f"<tool_response>\n{BASH}\n</tool_response>\n{BASH}")[1] == [LS]
 
 
+RESULTS = ("tool_response", "tool_output", "tool_result", "tool_results", "function_result", "function_results",
+           "TOOL_RESULT", "function_response", "tool_call_output")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*RESULTS, "result", "output"])
+def test_a_call_in_an_invented_result_is_text(name):
+    for head in (f"<{name}>", f'<{name} id="1">'):
+        for before in ("", "So:\n", " \n"):
+            shown = f"{before}{head}\n{BASH}\n</{name}>"
+            assert read(shown) == (shown, [])
+            assert read(f"{shown}\n{BASH}") == (shown, [LS])
+        assert read(f"{BASH}\n{head}\n{BASH}\n</{name}>") == (f"{head}\n{BASH}\n</{name}>", [LS])
+    unclosed = f"<{name}>\n{BASH}"
+    assert read(unclosed) == ((f"<{name}>\n", [LS]) if name in ("result", "output") else (unclosed, []))
+    assert parse([f"In a <{name}> tag. {BASH}"], TOOLS)[0].rstrip() == f"In a <{name}> tag."
+    if name in ("result", "output"):
+        assert read(f"In <{name}>{BASH}</{name}>") == (f"In <{name}></{name}>", [LS])
+
+
+@pytest.mark.parametrize("mark", ["```", "~~~~", "  ```"])
+def test_a_call_in_a_code_fence_is_text(mark):
+    for head in (f"{mark}xml\n", f"{mark}\n", f"{mark} xml\nls\n", mark):
+        for call in (BASH, "<function=bash>" + REST, "<tool_call>\n<function=bash>\n...", f"{BASH}\n{BASH}"):
+            shown = f"To call a tool, write\n{head}{call}\n{mark}"
+            assert read(shown) == (shown, [])
+            assert read(f"{shown} \n\nSo.\n{BASH}") == (f"{shown} \n\nSo.", [LS])
+            fence_first = f"{head}{call}\n{mark}\nThat is how."
+            assert read(fence_first) == (fence_first, [])
+
+
+def test_a_fence_that_is_the_answer_and_holds_nothing_but_calls():
+    for head in ("```xml\n", "\n```\n", "~~~tool_call\n", "```"):
+        for end in ("\n```", "```", "\n```\n\n", "\n"):
+            assert read(f"{head}{BASH}{end.replace('```', head.strip()[:3])}") == ("", [LS])
+        assert read(f"{head}{BASH}\n{BASH}") == ("", [LS, LS])
+    for inner in (BASH.replace("=bash", "=rm_all"), f"{BASH} and", HEAD, f"# call\n{BASH}"):
+        shown = f"```xml\n{inner}\n```"
+        assert read(shown) == (shown, [])
+    assert parse([f"```xml\n{BASH}\n```"], TOOLS, truncated=True) == (f"```xml\n{BASH}\n```", [])
+
+
+def test_a_fence_that_is_never_closed_hides_no_call():
+    assert read(f"Run\n```bash\nls\n{BASH}") == ("Run\n```bash\nls\n", [LS])
+    assert read(f"Run\n```bash\nls\n```\n{BASH}") == ("Run\n```bash\nls\n```", [LS])
+    assert read(f"Some ``` marks\n{BASH}") == ("Some ``` marks", [LS])
+    assert read(f"``` `a` \n{BASH}") == ("``` `a`", [LS])
+    value = "# A\n```bash\nls\n```\n"
+    assert read(call_text("bash", command=value)) == ("", [("bash", {"command": value})])
+
+
 def test_brackets_that_close_nothing_are_text_where_no_tag_follows():
     written = '<tool_call>\n{"name": "ping"}'
     assert read(written + "} and {}\n</tool_call>")[0].startswith("} and {}")
@@ -371,7 +422,7 @@ PIECES = [
     '{"name": "bash", ', '"arguments": {', '"command": "', '"}}', "{", "}", "[", "]", ",", ":", "\\", "bash",
     "</parameter >", "</ Param>", "</parameters>", "</command>", "</k1>", "<command>", "</function=bash>",
     "</ FUNCTION", "</toolcall>", "</Tool_calls >", "ping\n", "(", ")>", "`", '<tool_call>{"name": "ping"}', "日本",
-    "😀",
+    "😀", "```", "\n```xml\n", "~~~", "<tool_output>", "</tool_output>", "<result>", "</result>",
 ]  # fmt: skip
 
 
@@ -458,6 +509,8 @@ def test_any_values_survive_any_cut(turns, data):
         "<tool_call>\nbash\n",
         '<function=bash(command="',
         "<tool_response>\n<tool_call>",
+        "```\n<tool_call>",
+        "So:\n```\n<tool_call>",
     ],
 )
 def test_a_long_value_takes_linear_time(start):

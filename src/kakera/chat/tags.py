@@ -14,7 +14,6 @@ from functools import lru_cache
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-RESPONSE, RESPONSE_END = "<tool_response>", "</tool_response>"
 END_TAGS = (PARAMETER_END, FUNCTION_END, CLOSE)
 # Names that closing tags are given, in any case.
 PARAMETER_NAMES = ("param", "params", "parameter", "parameters")
@@ -122,7 +121,7 @@ def value_tags(key: str) -> ValueTags:
     named = bool(key) and key.casefold() not in (*PARAMETER_NAMES, *FUNCTION_NAMES, *CALL_NAMES)
     names = (*PARAMETER_NAMES, key) if named else PARAMETER_NAMES
     whole = closing(names)
-    before = rf"(?:{torn(PARAMETER_NAMES)}\s*)?"
+    before, any_before = rf"(?:{torn(PARAMETER_NAMES)}\s*)?", rf"(?:{torn(names)}\s*)?"
     function, call = rf"(?:{_FUNCTION_TORN}\s*)?", rf"(?:{_CALL_TORN}\s*)?"
     opened = rf"(?i:{beginning(f'<{key}')})|" if named else ""
     return ValueTags(
@@ -133,8 +132,8 @@ def value_tags(key: str) -> ValueTags:
         ),
         begun=re.compile(
             rf"(?:{opened}{whole}\s*(?:{_CLOSING_BEGUN}|{beginning(OPEN)}|{_PARAMETER_BEGUN})"
-            rf"|{before}{function}{call}{beginning(OPEN)}|{before}{function}{closing_begun(CALL_NAMES)}"
-            rf"|{before}{closing_begun(FUNCTION_NAMES)}|{closing_begun(names)}|{_last(names, True)})\Z"
+            rf"|{any_before}{function}{call}{beginning(OPEN)}|{any_before}{function}{closing_begun(CALL_NAMES)}"
+            rf"|{any_before}{closing_begun(FUNCTION_NAMES)}|{closing_begun(names)}|{_last(names, True)})\Z"
         ),
         last=re.compile(rf"{_last(names)}\Z"),
         opened=re.compile(rf"(?i:<{re.escape(key)}(?=[\s>]))" if named else "(?!)"),
