@@ -84,8 +84,8 @@ class ToolCallParser:
     """Text in, text outside of calls and call deltas out. Tags may be cut anywhere.
 
     Nothing is lost: every word comes out once, as text or in a call. Left out are the tags of calls, torn ones as well,
-    white space beside calls, and parameters that a call can not have (a second one of the same name; any, if the
-    function takes none). A text without calls comes out as it went in.
+    white space beside calls, the marks of a fence that is nothing but calls, and parameters that a call can not have (a
+    second one of the same name; any, if the function takes none). A text without calls comes out as it went in.
     """
 
     def __init__(self, tools: list[dict[str, Any]]):
