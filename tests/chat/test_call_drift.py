@@ -1,6 +1,7 @@
 """Calls as models of few bits misspell them: read where one reading is left, text otherwise, and no word lost."""
 
 import json
+import re
 import time
 
 import pytest
@@ -51,8 +52,9 @@ def read(text: str, tools=TOOLS) -> tuple[str, list]:
         "</param\n</function\n</tool_call",
         "</parameter>\n</tool_call>",
         "</function\n</tool_call>\n",
+        "</PARAM", "</ para", "</parameter=x", "</comm", "</command", "</parameters>\n</Func", "</ function>\n</toolc",
     ],
-)
+)  # fmt: skip
 def test_a_torn_closing_tag_is_no_part_of_the_value(torn, before):
     value = "ls" + before.removesuffix("\n")
     assert read(HEAD + before + torn) == ("", [("bash", {"command": value})])
@@ -63,7 +65,51 @@ def test_a_bracket_alone_is_a_torn_tag_on_a_line_of_its_own():
     assert read(f"{HEAD}<") == ("", [("bash", {"command": "ls<"})])
 
 
+SPELLED = {
+    "parameter": ["</parameter >", "</ parameter>", "</parameters>", "</parameter=x>", '</parameter="command">',
+                  "</PARAMETER>", "</parameter name=x>", "</command>", "</Command >", "</param>", "</Params>"],
+    "function": ["</ function>", "</function=bash>", "</FUNCTION>", "</function >", "</functions>"],
+    "call": ["</tool_calls>", "</toolcall>", "</ tool_call>", "</TOOL_CALL>", "</tool_call >", "</ToolCalls>"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [(each, "</function>", "</tool_call>") for each in SPELLED["parameter"]]
+    + [("</parameter>", each, "</tool_call>") for each in SPELLED["function"]]
+    + [("</parameter>", "</function>", each) for each in SPELLED["call"]]
+    + [("</command>", "</function=bash>", "</toolcall>"), ("</ param >", "", "</TOOL_CALLS>")],
+)
+def test_closing_tags_of_other_spellings(tags):
+    parameter, function, call = tags
+    assert read(f"{HEAD}\n{parameter}\n{function}\n{call}\nDone.") == ("Done.", [LS])
+    assert read(f"{HEAD}{parameter}{function}{call}{BASH}") == ("", [LS, LS])
+    assert read(f"{HEAD}\n{parameter}") == read(f"{HEAD}\n{parameter}\n{function}") == ("", [LS])
+    if function:
+        assert read(f"{HEAD}\n{function}\n{call}") == ("", [LS])  # the value's own tag is missing
+    for begin in ("<tool_call>\n{name: bash, arguments: {command: ls}}", "<tool_call>\nbash\nls"):
+        assert read(f"{begin}\n{call}\nDone.") == ("Done.", [LS])
+    assert read(f'<tool_call>\n<function=bash>\n{{"command": "ls"}}{function}{call}') == ("", [LS])
+    foreign = f"<tool_call>\n<function=rm_all>\nx\n{function or call}"
+    assert read(f"{foreign}<function=bash>{REST}") == (foreign, [LS])
+    path = f"<tool_call>\n<function=write>\n<parameter=path>\na\n{re.sub('command', 'path', parameter, flags=re.I)}"
+    values = {"path": "a", "lines": 3}
+    assert read(f"{path}\n<PARAMETER=lines>\n3\n</parameter>{function}{call}") == ("", [("write", values)])
+
+
+def test_a_value_may_hold_tags_of_other_spellings_and_of_its_own_name():
+    for tag in (each for spelled in SPELLED.values() for each in spelled):
+        for value in (f"sed -i 's|{tag}|X|' f.xml\nrm -rf build", tag, f"a{tag}\n<b>", f"{tag} {tag[:-1]}"):
+            text = call_text("bash", command=value)
+            assert events([text], TOOLS) == events(list(text), TOOLS) == [["bash", json.dumps({"command": value})]]
+    for value in ("<command>ls</command>", "<command a='b'>\n<command>x</command>\n</command>"):
+        for end in ("\n</function>\n</tool_call>", "\n</function>", ""):
+            text = f"<tool_call>\n<function=bash>\n<parameter=command>\n{value}{end}"
+            assert read(text) == ("", [("bash", {"command": value})]), text
+
+
 def test_torn_tags_between_calls():
+    assert read(f"{BASH}</para</") == ("", [LS])
     for end in ("</parameter\n</function>\n</tool_call>\n", "</parameter>\n</function>\n</tool_call\n", "</tool_call>"):
         assert read(f"{HEAD}\n{end}{BASH}") == ("", [LS, LS]), end
 
@@ -231,6 +277,56 @@ def test_a_response_that_is_only_mentioned_hides_no_call():
     assert read(f"<tool_response>\n{BASH}\n</tool_response>\n{BASH}")[1] == [LS]
 
 
+RESULTS = ("tool_response", "tool_output", "tool_result", "tool_results", "function_result", "function_results",
+           "TOOL_RESULT", "function_response", "tool_call_output")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*RESULTS, "result", "output"])
+def test_a_call_in_an_invented_result_is_text(name):
+    for head in (f"<{name}>", f'<{name} id="1">'):
+        for before in ("", "So:\n", " \n"):
+            shown = f"{before}{head}\n{BASH}\n</{name}>"
+            assert read(shown) == (shown, [])
+            assert read(f"{shown}\n{BASH}") == (shown, [LS])
+        assert read(f"{BASH}\n{head}\n{BASH}\n</{name}>") == (f"{head}\n{BASH}\n</{name}>", [LS])
+    unclosed = f"<{name}>\n{BASH}"
+    assert read(unclosed) == ((f"<{name}>\n", [LS]) if name in ("result", "output") else (unclosed, []))
+    assert parse([f"In a <{name}> tag. {BASH}"], TOOLS)[0].rstrip() == f"In a <{name}> tag."
+    if name in ("result", "output"):
+        assert read(f"In <{name}>{BASH}</{name}>") == (f"In <{name}></{name}>", [LS])
+
+
+@pytest.mark.parametrize("mark", ["```", "~~~~", "  ```"])
+def test_a_call_in_a_code_fence_is_text(mark):
+    for head in (f"{mark}xml\n", f"{mark}\n", f"{mark} xml\nls\n", mark):
+        for call in (BASH, "<function=bash>" + REST, "<tool_call>\n<function=bash>\n...", f"{BASH}\n{BASH}"):
+            shown = f"To call a tool, write\n{head}{call}\n{mark}"
+            assert read(shown) == (shown, [])
+            assert read(f"{shown} \n\nSo.\n{BASH}") == (f"{shown} \n\nSo.", [LS])
+            fence_first = f"{head}{call}\n{mark}\nThat is how."
+            assert read(fence_first) == (fence_first, [])
+
+
+def test_a_fence_that_is_the_answer_and_holds_nothing_but_calls():
+    for head in ("```xml\n", "\n```\n", "~~~tool_call\n", "```"):
+        for end in ("\n```", "```", "\n```\n\n", "\n"):
+            assert read(f"{head}{BASH}{end.replace('```', head.strip()[:3])}") == ("", [LS])
+        assert read(f"{head}{BASH}\n{BASH}") == ("", [LS, LS])
+    for inner in (BASH.replace("=bash", "=rm_all"), f"{BASH} and", HEAD, f"# call\n{BASH}"):
+        shown = f"```xml\n{inner}\n```"
+        assert read(shown) == (shown, [])
+    assert parse([f"```xml\n{BASH}\n```"], TOOLS, truncated=True) == (f"```xml\n{BASH}\n```", [])
+
+
+def test_a_fence_that_is_never_closed_hides_no_call():
+    assert read(f"Run\n```bash\nls\n{BASH}") == ("Run\n```bash\nls\n", [LS])
+    assert read(f"Run\n```bash\nls\n```\n{BASH}") == ("Run\n```bash\nls\n```", [LS])
+    assert read(f"Some ``` marks\n{BASH}") == ("Some ``` marks", [LS])
+    assert read(f"``` `a` \n{BASH}") == ("``` `a`", [LS])
+    value = "# A\n```bash\nls\n```\n"
+    assert read(call_text("bash", command=value)) == ("", [("bash", {"command": value})])
+
+
 def test_brackets_that_close_nothing_are_text_where_no_tag_follows():
     written = '<tool_call>\n{"name": "ping"}'
     assert read(written + "} and {}\n</tool_call>")[0].startswith("} and {}")
@@ -324,7 +420,9 @@ PIECES = [
     "<function= >", "\n</function>", "\n</parameter>", "<parameter=", ">", "<parameter name=", '"', "'", "\n", " ",
 "\r\n", "\u00a0", "<", "</", "</para", "</func", "</tool", "<tool_response>", "</tool_response>",
     '{"name": "bash", ', '"arguments": {', '"command": "', '"}}', "{", "}", "[", "]", ",", ":", "\\", "bash",
-    "ping\n", "(", ")>", "`", '<tool_call>{"name": "ping"}', "日本", "😀",
+    "</parameter >", "</ Param>", "</parameters>", "</command>", "</k1>", "<command>", "</function=bash>",
+    "</ FUNCTION", "</toolcall>", "</Tool_calls >", "ping\n", "(", ")>", "`", '<tool_call>{"name": "ping"}', "日本",
+    "😀", "```", "\n```xml\n", "~~~", "<tool_output>", "</tool_output>", "<result>", "</result>",
 ]  # fmt: skip
 
 
@@ -366,21 +464,21 @@ def test_no_cut_changes_the_events_and_no_word_is_lost(soup, truncated, data):
 LETTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 VALUES = st.lists(
     LETTERS
-    | st.sampled_from(['"', "'", "</parameter>", "</function>", "<b>", "{", "}", "[", "\r\n", "\n", "\\", "😀", "</"]),
+    | st.sampled_from(['"', "'", "</parameter>", "</ Parameters>", "<path>", "</path >", "</function>", "</toolcall>",
+                       "<b>", "{", "}", "[", "\r\n", "\n", "\\", "😀", "</"]),
     max_size=8,
 ).map("".join)  # fmt: skip
 PROSE = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=12).map(lambda t: f"a{t}b")
 
 
+# A closing tag with white space and the next one behind it, or a call's last tags.
+ENDS_EARLY = re.compile(
+    r"</(parameter| Parameters|path )>\s*(<parameter=|</function>|</tool_?call>)|</function>\s*</toolcall>"
+)
+
+
 def ends_early(value: str) -> bool:
-    """By the rule: a closing tag with white space and the next one behind it, or a call's last tags."""
-    written = f"{value}\n</parameter>\n</function>"
-    at = written.find("</parameter>")
-    while 0 <= at < len(value):
-        if written[at + len("</parameter>") :].lstrip().startswith(("<parameter=", "</function>", "</tool_call>")):
-            return True
-        at = written.find("</parameter>", at + 1)
-    return False
+    return ENDS_EARLY.search(f"{value}\n</function>") is not None
 
 
 @settings(max_examples=150)
@@ -411,6 +509,8 @@ def test_any_values_survive_any_cut(turns, data):
         "<tool_call>\nbash\n",
         '<function=bash(command="',
         "<tool_response>\n<tool_call>",
+        "```\n<tool_call>",
+        "So:\n```\n<tool_call>",
     ],
 )
 def test_a_long_value_takes_linear_time(start):

@@ -160,6 +160,11 @@ CODE = 'if a < b:\n    print("</p>")\n\n'
         ({"type": "string"}, "", True),
         ({"type": "string"}, parameter("a", "1") * 2, False),
         ({"type": "string"}, parameter("a", "sed 's|</parameter>|X|'\n</parameter> </b> </function>\n"), True),
+        ({"type": "string"}, parameter("a", "x</ Parameters>\n</b></function=f>\n</toolcall"), True),
+        *(
+            ({"type": "string"}, parameter("a", f"x{end}y"), False)
+            for end in ("</ parameter>\n</FUNCTION>", "</PARAMS>\n<parameter name=", "</functions>\n</toolcall>")
+        ),
     ],
 )
 def test_what_a_parameter_may_be(schema, body, good):

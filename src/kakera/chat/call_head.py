@@ -10,25 +10,30 @@ from functools import partial
 from kakera.chat.declared import Declared
 from kakera.chat.json_call import MOST_CLOSES, Calls, JsonCalls, NoCall, named_call, object_call, python_call
 from kakera.chat.tags import (
+    CALL_CLOSE,
+    CALL_CLOSE_BEGUN,
     CALL_END,
     CALL_END_BEGUN,
-    CLOSE,
+    CALL_NAMES,
     FUNCTION_BEGUN,
-    FUNCTION_END,
     FUNCTION_HEAD,
     LAST_TAGS,
     PARAMETER_BEGUN,
     PARAMETER_HEAD,
     PYTHON_HEAD,
-    beginning,
+    WHOLE_END,
+    closing,
+    closing_begun,
+    undecided,
 )
 
 FUNCTION = "<function"
 SPACE = re.compile(r"\s*")
-NAME_LINE = re.compile(r"([^\s<>{}\[\]()\"']+)[ \t]*(?=\r?\n|\(|</tool_call>)")  # `<tool_call>\nbash\nls -la`
-NAME_BEGUN = re.compile(r"([^\s<>{}\[\]()\"']+)[ \t]*(?:\r|" + beginning(CLOSE) + r")?\Z")
+NAME_LINE = re.compile(
+    rf"([^\s<>{{}}\[\]()\"']+)[ \t]*(?=\r?\n|\(|{closing(CALL_NAMES)})"
+)  # `<tool_call>\nbash\nls -la`
+NAME_BEGUN = re.compile(rf"([^\s<>{{}}\[\]()\"']+)[ \t]*(?:\r|{closing_begun(CALL_NAMES)})?\Z")
 PYTHON_END = re.compile(r"\)[\"'\s]*>")
-OBJECT_END = re.compile(f"{FUNCTION_END}|{CLOSE}")
 MOST_PYTHON_ENDS = 16  # that are tried as the end of one call
 
 
@@ -99,11 +104,11 @@ class CallHead:
             return NoCall()
         if PARAMETER_HEAD.match(text, at := skip(text, head.end())):
             return Opened(name, at)
-        end = text.find(CLOSE, max(head.end(), self._scanned))
-        self._scanned = len(text) - len(CLOSE)
-        if end < 0 and not ended:
+        close = CALL_CLOSE.search(text, max(head.end(), self._scanned))
+        self._scanned = undecided(text, CALL_CLOSE_BEGUN)
+        if close is None and not ended:
             return None
-        end = len(text) if end < 0 else end
+        end = close.start() if close else len(text)
         body = LAST_TAGS.sub("", text[head.end() : end])
         python = body.rstrip()
         if python.startswith("(") and python.endswith(")"):
@@ -114,7 +119,7 @@ class CallHead:
 
     def _object(self, name: str, at: int, text: str, ended: bool) -> Found:
         """`<function=bash>{"command": "ls"}</function>`: up to the first tag where the object makes sense."""
-        for tries, end in enumerate(OBJECT_END.finditer(text, at)):
+        for tries, end in enumerate(WHOLE_END.finditer(text, at)):
             if tries == MOST_CLOSES:
                 return NoCall()
             if end.end() > self._scanned and (call := object_call(name, text[at : end.start()], self._tools)):

@@ -16,15 +16,14 @@ from typing import Any
 from kakera.chat.declared import Declared
 from kakera.chat.drifted_json import drifted_json
 from kakera.chat.schema_types import PYTHON_ESCAPES, escaped_strays, json_value, parse_value, typed_value
-from kakera.chat.tags import CLOSE
-from kakera.text.stops import partial_suffix
+from kakera.chat.tags import CALL_CLOSE, CALL_CLOSE_BEGUN, undecided
 
 MISSING = ("", "}", "}}")  # closing braces that a model forgets at the end
 ARGUMENT_KEYS = ("arguments", "parameters", "input", "args")
 NAME_KEYS = ("name", "function", "tool", "tool_name")
 OTHER_KEYS = {"type", "id", "index"}
 MOST_CLOSES = 16  # closing tags within broken JSON that are tried as its end
-MARKS = re.compile(r'\\.|["{}\[\]]|' + CLOSE, re.DOTALL)
+MARKS = re.compile(r'\\.|["{}\[\]]|' + CALL_CLOSE.pattern, re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class JsonCalls:
         safe = len(text) if ended else self._settled(text)
         while self._at < safe and (mark := MARKS.search(text, self._at, safe)):
             self._at = mark.end()
-            if mark[0] == CLOSE:
+            if mark[0][0] == "<":
                 self._closes.append(mark.start())
                 if not self._in_string:
                     return self._forgiving(text, self._closes)
@@ -93,7 +92,7 @@ class JsonCalls:
 
     def _settled(self, text: str) -> int:
         """Where marks end that what comes next can not change."""
-        safe = len(text) - partial_suffix(text, CLOSE)
+        safe = undecided(text, CALL_CLOSE_BEGUN)
         while safe > self._at and text[safe - 1] == "\\":
             safe -= 1
         return safe

@@ -9,12 +9,10 @@ from kakera.chat.schema_types import surely_text, typed_value
 from kakera.chat.tags import (
     CLOSE,
     FUNCTION_END,
-    LAST_TAGS,
     PARAMETER_BEGUN,
     PARAMETER_END,
     PARAMETER_HEAD,
-    VALUE_END,
-    VALUE_END_BEGUN,
+    value_tags,
 )
 
 
@@ -24,9 +22,11 @@ class ParameterValue:
     One line break behind the first tag and one before the last belong to the tags.
     """
 
-    def __init__(self, types: frozenset[str], silent: bool, begins_another: Callable[[str], bool]):
-        """`types` as `declared_types` names them; `silent` values are read and give nothing. `begins_another` says of a
-        parameter's name, on a line of its own, whether its head ends this value, which then lacks its last tag."""
+    def __init__(self, key: str, types: frozenset[str], silent: bool, begins_another: Callable[[str], bool]):
+        """`key` is the parameter's name, `types` as `declared_types` names them; `silent` values are read and give
+        nothing. `begins_another` says of a parameter's name, on a line of its own, whether its head ends this value,
+        which then lacks its last tag."""
+        self._tags = value_tags(key)
         self._types = types
         self._silent = silent
         self._begins_another = begins_another
@@ -35,6 +35,7 @@ class ParameterValue:
         self._as_text = types == {"string"}
         self._shown = False
         self._scanned = 0  # no tag begins before, of those that may end the value
+        self._opened = 0  # elements of the parameter's name within the value that wait for their end
 
     def read(self, held: str, ended: bool) -> tuple[str, int, bool]:
         """JSON of what is certain, how many characters of `held` it took, and whether the value is complete."""
@@ -58,7 +59,7 @@ class ParameterValue:
     def rest(self, held: str) -> str:
         """What is left of a value that a limit cut: whole behind its closing tag, else text as JSON and other types as
         they were written."""
-        whole = held.startswith(PARAMETER_END, self._scanned)
+        whole = self._tags.whole.match(held, self._scanned)
         held = held[: self._safe(held)] if self._begun else ""
         if whole:
             return self._json(held, last=True)
@@ -70,16 +71,19 @@ class ParameterValue:
         """Where the value ends and where its own tags do."""
         at = held.find("<", self._scanned)
         while at >= 0:
-            if tags := VALUE_END.match(held, at):
+            inside = self._opened and self._tags.own.match(held, at)
+            if (tags := self._tags.end.match(held, at)) and not inside:
                 return at, tags.end()
             own_line = held[at - 1 : at] == "\n"
             head = PARAMETER_HEAD.match(held, at) if own_line else None
             if head and self._begins_another(head[1]):
                 return at, at
-            if ended and LAST_TAGS.match(held, at):
+            if ended and self._tags.last.match(held, at) and not inside:
                 return at, len(held)
-            if not ended and (VALUE_END_BEGUN.match(held, at) or (own_line and PARAMETER_BEGUN.match(held, at))):
+            begun = self._tags.begun.match(held, at) or (own_line and PARAMETER_BEGUN.match(held, at))
+            if begun and not ended and not inside:
                 break
+            self._opened += -1 if inside else 1 if self._tags.opened.match(held, at) else 0
             at = held.find("<", at + 1)
         self._scanned = len(held) if at < 0 else at
         return (len(held), len(held)) if ended else None
@@ -109,5 +113,5 @@ class ParameterValue:
 def carries(text: str) -> bool:
     """Whether a call can carry this value: no tag in it ends it early."""
     written = f"\n{text}\n{PARAMETER_END}"
-    value = ParameterValue(frozenset(["string"]), False, lambda name: True)
+    value = ParameterValue("", frozenset(["string"]), False, lambda name: True)
     return value.read(f"{written}\n{FUNCTION_END}\n{CLOSE}", ended=False)[1:] == (len(written), True)

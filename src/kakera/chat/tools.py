@@ -29,28 +29,42 @@ from kakera.chat.call_head import FUNCTION, CallHead, skip
 from kakera.chat.declared import Declared
 from kakera.chat.json_call import Calls, NoCall
 from kakera.chat.parameter_value import ParameterValue
+from kakera.chat.shown import (
+    CALL_LANGUAGES,
+    CALL_START,
+    CALL_START_BEGUN,
+    COMMON,
+    FENCE,
+    FENCE_HEAD,
+    FENCE_HEAD_BEGUN,
+    RESULT,
+    RESULT_BEGUN,
+    Fence,
+    decided,
+    result_end,
+)
 from kakera.chat.tags import (
     CALL_END,
     CALL_END_BEGUN,
-    CLOSE,
-    FUNCTION_END,
+    CALL_NAMES,
     LAST_TAGS,
     OPEN,
     PARAMETER_BEGUN,
     PARAMETER_HEAD,
-    RESPONSE,
-    RESPONSE_END,
+    WHOLE_END,
+    WHOLE_END_BEGUN,
     beginning,
+    closing,
+    closing_begun,
+    undecided,
 )
 
-START = re.compile(f"{OPEN}|{FUNCTION}(?=[ \t=])|{RESPONSE}")  # a call may lack its first tag
-START_BEGUN = re.compile(f"(?:{beginning(OPEN)}|{beginning(FUNCTION)}|{beginning(RESPONSE)})\\Z")
-CALL_START = re.compile(f"{OPEN}|{FUNCTION}(?=[ \t=])")
-FOREIGN_END = re.compile(f"{FUNCTION_END}|{CLOSE}|(?={OPEN})")
-RESPONSE_INSIDE_BEGUN = re.compile(f"(?:{beginning(RESPONSE_END)}|{beginning(OPEN)}|{beginning(FUNCTION)})\\Z")
-STRAY_BRACKETS = re.compile(rf"[}}\]]+\s*(?={CLOSE})")  # more than were opened, behind a call in JSON
-STRAY_BEGUN = re.compile(rf"[}}\]]+\s*{beginning(CLOSE)}\Z")
-FOREIGN_BEGUN = re.compile(f"(?:{beginning(FUNCTION_END)}|{beginning(CLOSE)}|{beginning(OPEN)})\\Z")
+START = re.compile(f"{CALL_START.pattern}|{RESULT}|(?P<fence>{FENCE})")
+START_BEGUN = re.compile(f"{CALL_START_BEGUN.pattern}|{RESULT_BEGUN}\\Z")
+FOREIGN_END = re.compile(f"{WHOLE_END.pattern}|(?={OPEN})")
+STRAY_BRACKETS = re.compile(rf"[}}\]]+\s*(?={closing(CALL_NAMES)})")  # more than were opened, behind a call in JSON
+STRAY_BEGUN = re.compile(rf"[}}\]]+\s*(?:{closing_begun(CALL_NAMES)})?\Z")
+FOREIGN_BEGUN = re.compile(f"{WHOLE_END_BEGUN.pattern}|{beginning(OPEN)}\\Z")
 
 
 @dataclass(frozen=True)
@@ -70,24 +84,30 @@ class ToolCallParser:
     """Text in, text outside of calls and call deltas out. Tags may be cut anywhere.
 
     Nothing is lost: every word comes out once, as text or in a call. Left out are the tags of calls, torn ones as well,
-    white space beside calls, and parameters that a call can not have (a second one of the same name; any, if the
-    function takes none). A text without calls comes out as it went in.
+    white space beside calls, the marks of a fence that is nothing but calls, and parameters that a call can not have (a
+    second one of the same name; any, if the function takes none). A text without calls comes out as it went in.
     """
 
     def __init__(self, tools: list[dict[str, Any]]):
+        self._tools_given = tools
         self._tools = Declared(tools)
         self._held = ""
         self._state: Callable[[bool], list[Output]] = self._text
         self._line_begun = False  # words stand before, on the line that is being shown
         self._last = ""  # the last letter that was shown
-        self._mention = False  # the tag of a response stood within a line
+        self._silent = True  # nothing was shown or called so far
+        self._result = ""  # the name of the open result of a tool
+        self._looked = 0  # where its end is looked for, in what is held
+        self._mention = False  # its tag is believed only where it is closed
+        self._fence = Fence("```", 0)
+        self._alone = False  # the open fence begins the answer; its head is held
         self._wrapped = False  # the call's first tag was there, its last one not yet
         self._first_tag = 0  # where it ends, in what is held
         self._call = CallHead(self._tools, 0, False)
         self._calls = 0
         self._function = ""
         self._given: set[str] = set()  # parameters of the open call
-        self._parameter = ParameterValue(frozenset(), False, self._begins_another)
+        self._parameter = ParameterValue("", frozenset(), False, self._begins_another)
         self.cut = False  # `finish` left a call without its end
 
     @property
@@ -128,29 +148,85 @@ class ToolCallParser:
     def _text(self, ended: bool) -> list[Output]:
         start = START.search(self._held)
         if start is None:
-            return [] if ended else self._show(len(self._held[: self._decided(START_BEGUN, ended)].rstrip()))
+            return [] if ended else self._show(len(self._held[: decided(self._held, START_BEGUN)].rstrip()))
         if words := len(self._held[: start.start()].rstrip()):  # white space before a call belongs to the call
             return self._show(words)
-        if start[0] == RESPONSE:
-            self._mention = self._line_begun and "\n" not in self._held[: start.start()]
-            self._state = self._response
+        own_line = not self._line_begun or "\n" in self._held[: start.start()]
+        if start["fence"]:
+            return self._begin_fence(start.start(), start.end(), ended) if own_line else self._show(start.end())
+        if start["result"]:
+            self._result = start["result"].casefold()
+            common = self._result in COMMON
+            self._mention, self._looked = common or not own_line, 0
+            self._state = self._text if common and not own_line else self._in_result
             return self._show(start.end())
         if start[0] == FUNCTION and (self._held[: start.start()] or self._last)[-1:] == "`":
             return self._show(start.end())
         self._begin_call(start.end(), start.end() if start[0] == OPEN else start.start(), wrapped=start[0] == OPEN)
         return []
 
-    def _response(self, ended: bool) -> list[Output]:
+    def _in_result(self, ended: bool) -> list[Output]:
         """Inside a tool's result that the model invents: no call is one. A tag that stood within a line and is never
         closed was only mentioned; what follows it is read when that is known."""
-        if (end := self._held.find(RESPONSE_END)) >= 0:
+        closed, begun = result_end(self._result)
+        if end := closed.search(self._held, self._looked):
             self._state = self._text
-            return self._show(end + len(RESPONSE_END))
+            return self._show(end.end())
+        self._looked = undecided(self._held, begun)
         if start := CALL_START.search(self._held):
             if ended and self._mention:
                 self._state = self._text
+            self._looked = max(self._looked - start.start(), 0)
             return self._show(start.start())
-        return self._show(self._decided(RESPONSE_INSIDE_BEGUN, ended))
+        size, self._looked = self._decided(begun, ended), 0
+        return self._show(size)
+
+    def _begin_fence(self, at: int, marked: int, ended: bool) -> list[Output]:
+        head = FENCE_HEAD.match(self._held, at)
+        if head is None:
+            waits = FENCE_HEAD_BEGUN.match(self._held, at) and not ended
+            return [] if waits else self._show(marked)
+        self._fence, self._state = Fence(head[1], head.end()), self._in_fence
+        self._alone = self._silent and head[2].strip().casefold() in CALL_LANGUAGES
+        return []
+
+    def _in_fence(self, ended: bool) -> list[Output]:
+        """Inside a code fence: a call there is shown to the reader, unless it is all of the answer. A fence that is
+        never closed is none; what follows its first call is read when that is known."""
+        end = self._fence.end(self._held, ended)
+        self._alone = self._alone and self._fence.may_be_call(self._held)
+        if self._alone and not (end and self._held[end:].strip()):
+            if not ended:
+                return []
+            if (call := self._fence.call(self._held, end)) and (calls := self._only_calls(call)):
+                self._held, self._state = "", self._tail
+                return calls
+        if end:
+            self._state = self._text
+            return self._show(end)
+        if self._fence.has_call:  # at the beginning of what is held
+            self._state = self._text if ended else self._state
+            return []
+        if start := CALL_START.search(self._held, self._fence.inside):
+            self._fence.has_call = True
+            self._state = self._text if ended else self._state
+            return self._show_inside(start.start())
+        if ended:
+            return []
+        return self._show_inside(min(undecided(self._held, CALL_START_BEGUN), self._fence.settled(self._held)))
+
+    def _show_inside(self, size: int) -> list[Output]:
+        self._fence.cut(size)
+        return self._show(size)
+
+    def _only_calls(self, text: str) -> list[Output]:
+        """The calls that a text is; none if anything else stands in it."""
+        inner = ToolCallParser(self._tools_given)
+        outputs = [*inner.feed(text), *inner.finish(truncated=False)]
+        if not inner.calls or any(isinstance(each, str) for each in outputs):
+            return []
+        self._calls += inner.calls
+        return outputs
 
     def _foreign(self, ended: bool) -> list[Output]:
         """Inside the call of a function that nobody declared, up to its end or the next call."""
@@ -194,7 +270,7 @@ class ToolCallParser:
     def _tail(self, ended: bool) -> list[Output]:
         self._held = self._held.lstrip()
         if tag := CALL_END.match(self._held):
-            self._held, self._wrapped = self._held[tag.end() :], self._wrapped and tag[0] == FUNCTION_END
+            self._held, self._wrapped = self._held[tag.end() :], self._wrapped and tag["function"] is not None
         elif self._wrapped and (stray := STRAY_BRACKETS.match(self._held)):
             self._held = self._held[stray.end() :]
         elif (ended and LAST_TAGS.match(self._held)) or (self._wrapped and STRAY_BEGUN.match(self._held)):
@@ -215,8 +291,7 @@ class ToolCallParser:
 
     def _decided(self, begun: re.Pattern[str], ended: bool) -> int:
         """Characters of what is held before a tag that may have begun."""
-        tag = self._held.rfind("<")
-        return tag if tag >= 0 and not ended and begun.match(self._held, tag) else len(self._held)
+        return len(self._held) if ended else undecided(self._held, begun)
 
     def _show(self, size: int) -> list[Output]:
         text, self._held = self._held[:size], self._held[size:]
@@ -224,16 +299,19 @@ class ToolCallParser:
             line = text.rpartition("\n")
             self._line_begun = bool(line[2].strip()) or (self._line_begun and not line[1])
             self._last = text[-1]
+            self._silent = self._silent and text.isspace()
         return [text] if text else []
 
     def _announce(self, name: str, arguments: str = "") -> CallDelta:
         self._calls += 1
+        self._silent = False
         return CallDelta(self._calls - 1, arguments, "call_" + uuid.uuid4().hex[:24], name)
 
     def _begin_parameter(self, key: str) -> list[Output]:
         """A parameter that the call has already, or that the function can not have, is read and left out."""
         silent = key in self._given or not self._tools.takes_any(self._function)
-        self._parameter = ParameterValue(self._tools.types(self._function, key), silent, self._begins_another)
+        types = self._tools.types(self._function, key)
+        self._parameter = ParameterValue(key, types, silent, self._begins_another)
         self._state = self._value
         if silent:
             return []

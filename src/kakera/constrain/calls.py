@@ -8,13 +8,26 @@ counts as its types alone.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kakera.chat.parameter_value import carries
 from kakera.chat.schema_types import PYTHON_TYPES, Schema, declared_types, resolve, typed_value
-from kakera.chat.tags import CLOSE, FUNCTION, FUNCTION_END, OPEN, PARAMETER, PARAMETER_END, PARAMETER_HEAD
+from kakera.chat.tags import (
+    CALL_NAMES,
+    CLOSE,
+    FUNCTION,
+    FUNCTION_END,
+    FUNCTION_NAMES,
+    OPEN,
+    PARAMETER,
+    PARAMETER_END,
+    PARAMETER_HEAD,
+    PARAMETER_NAMES,
+    closing,
+)
 from kakera.constrain.lark import json_value, literal, token
 from kakera.constrain.schema import check_schema
 from kakera.errors import RequestRefused
@@ -30,14 +43,20 @@ SCALARS = {"null", "boolean", "integer", "number"}
 LINE = "\n"
 VALUE_END = f"{LINE}{PARAMETER_END}{LINE}"
 # Free text ends as it does for the parser: at a closing tag that the next parameter or the call's end follows, so that
-# the tag alone may be part of it. Where parameters are too many to be counted, the first closing tag ends it.
-SHARED = r"""
-ENDED: /<\/parameter>\s*(<parameter=|<\/function>)/ | /<\/(parameter|function)>\s*<\/?tool_call>/
+# the tag alone may be part of it, in every spelling that the parser takes. Where parameters are too many to be counted,
+# the first closing tag ends it. Counted repeats are states of the lexer, so here there is no bound on them.
+_VALUE_CLOSE, _FUNCTION_CLOSE, _CALL_CLOSE = (
+    re.sub(r"\{[01],\d+\}", "*", closing(names)).replace("/", r"\/")
+    for names in (PARAMETER_NAMES, FUNCTION_NAMES, CALL_NAMES)
+)
+_NEXT = rf"({_CALL_CLOSE}|<tool_call>)"
+SHARED = rf"""
+ENDED: /{_VALUE_CLOSE}\s*((?i:<parameter)[ \t]*(=|name)|{_FUNCTION_CLOSE}|{_NEXT})/ | /{_FUNCTION_CLOSE}\s*{_NEXT}/
 INSIDE: /(?s:.*)/ & ~(/(?s:.*)/ ENDED /(?s:.*)/)
 text_more[lazy]: INSIDE "</parameter>\n<parameter="
 text_last[lazy]: INSIDE "</parameter>\n</function>"
-text_any[lazy]: /(.|\n)*<\/parameter>/
-other: /[^>\s"'][^>\n]{0,63}/ ">\n"
+text_any[lazy]: INSIDE "</parameter>"
+other: /[^>\s"'][^>\n]{{0,63}}/ ">\n"
 """
 
 Usable = Callable[[str], bool]
@@ -187,7 +206,7 @@ def _written(value: Any, types: frozenset[str], strict: bool, param: str) -> str
 
 
 def _limited(count: str) -> str:
-    return rf"(/(?s:.{{{count}}})/ & ~/(?s:.*)<\/parameter>(?s:.*)/) {literal(VALUE_END)}"
+    return rf"(/(?s:.{{{count}}})/ & ~/(?s:.*){_VALUE_CLOSE}(?s:.*)/) {literal(VALUE_END)}"
 
 
 def _json(schema: Any, types: frozenset[str], root: Schema, strict: bool, usable: Usable, param: str) -> str:
