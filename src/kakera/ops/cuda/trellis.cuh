@@ -5,11 +5,9 @@
 
 enum Codebook { MCG, INST3, MUL1 };
 
-// Stream bits of the first `weights` of a tile, or of any even place in it, at so many half bits a weight: of a rate with a
-// half, every second weight adds the bit more.
-template <int HALF_BITS> __host__ __device__ constexpr int bits_of(int weights) {
-    return weights * HALF_BITS / 2;
-}
+// Stream bits of the first `weights` of a tile, or of any even place in it, at so many half bits a weight: of a rate
+// with a half, every second weight adds the bit more.
+template <int HALF_BITS> __host__ __device__ constexpr int bits_of(int weights) { return weights * HALF_BITS / 2; }
 
 // 16 stream bits whose last one is bit `last` of `words` (bit 0 = most significant bit of words[0]); `before` is the
 // word in front of them. `last` is a constant after unrolling. Costs one PRMT, plus a left shift where the window does

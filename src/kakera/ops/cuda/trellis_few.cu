@@ -26,9 +26,9 @@ struct Part {  // one linear of those that share a launch
     const u32 *code;
     const u32 *x;  // [rows, in]: transformed by the linear's own input scale
     const float *out_scale;
-    u16 *y;  // [rows, row_stride], activations
+    u16 *y;                       // [rows, row_stride], activations
     int tiles, rate, row_stride;  // rate: half bits a weight
-    u32 cost, cost_before;  // of a unit; of all units of the parts in front
+    u32 cost, cost_before;        // of a unit; of all units of the parts in front
     int pad;
 };
 
@@ -59,8 +59,7 @@ template <int RATE> struct Quarter {
                              : "l"(from + i));
         } else {  // a quarter of 3, 5 or 7 words is aligned to one
 #pragma unroll
-            for (int i = 0; i < RATE; i++)
-                asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(words[i]) : "l"(from + i));
+            for (int i = 0; i < RATE; i++) asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(words[i]) : "l"(from + i));
         }
     }
 };
