@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import pytest
+
 import kakera
 
 HOME = Path(kakera.__file__).parent
@@ -145,6 +147,7 @@ def test_rooms_without_torch_import_none():
     assert done.returncode == 0, f"imports torch: {done.stderr}"
 
 
+@pytest.mark.slow
 def test_tests_of_the_lower_rooms_without_torch_import_none():
     """Nor do their test files: who works on one of them waits for no torch."""
     lower = [

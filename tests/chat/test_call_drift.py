@@ -296,6 +296,7 @@ def test_a_call_in_an_invented_result_is_text(name):
         assert read(f"In <{name}>{BASH}</{name}>") == (f"In <{name}></{name}>", [LS])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", ["```", "~~~~", "  ```"])
 def test_a_call_in_a_code_fence_is_text(mark):
     for head in (f"{mark}xml\n", f"{mark}\n", f"{mark} xml\nls\n", mark):
@@ -443,6 +444,7 @@ def soups(draw) -> tuple[str, list[str]]:
     return "".join(parts), words
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(soups(), st.booleans(), st.data())
 def test_no_cut_changes_the_events_and_no_word_is_lost(soup, truncated, data):
@@ -481,6 +483,7 @@ def ends_early(value: str) -> bool:
     return ENDS_EARLY.search(f"{value}\n</function>") is not None
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(st.lists(st.tuples(PROSE, st.lists(VALUES, min_size=1, max_size=2)), max_size=3), st.data())
 def test_any_values_survive_any_cut(turns, data):

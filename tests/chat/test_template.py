@@ -41,6 +41,7 @@ def reference():
     return transformers.AutoTokenizer.from_pretrained(MINI)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", range(1, len(CONVERSATION) + 1))
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("thinking", [True, False])

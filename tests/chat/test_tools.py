@@ -159,6 +159,7 @@ TAGS = ["<tool_call>", "</tool_call>", "<function=f>", "<function=g>", "</functi
         "</parameter>", "\n", " ", "3", "x", "<", JSON_F, "{", "}", '"', "[1]"]  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.lists(st.sampled_from(TAGS), max_size=14), st.booleans(), st.data())
 def test_no_chunking_changes_what_is_understood(parts, truncated, data):

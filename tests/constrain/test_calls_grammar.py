@@ -103,6 +103,7 @@ def check_arguments(arguments: dict) -> None:
         assert tests[name](value), (name, value)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers())
 def test_a_strict_call_is_of_its_schema(seed):

@@ -107,6 +107,7 @@ def test_values_and_names_are_no_schemas():
         assert with_any_of(schema) == schema
 
 
+@pytest.mark.slow
 def test_a_union_of_thousands_is_left_in_time():
     many = {"oneOf": [{"$ref": f"#/$defs/{i}"} for i in range(1_900)], "$defs": {str(i): CAT for i in range(1_900)}}
     assert with_any_of(many) == many

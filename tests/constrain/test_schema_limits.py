@@ -106,6 +106,7 @@ def test_a_call_may_have_parameters_up_to_the_limit(strict, kind):
         rules(tool(strict=strict, properties=dict.fromkeys(names, kind)))
 
 
+@pytest.mark.slow
 def test_there_may_be_functions_up_to_the_limit():
     tools = [tool(f"f{i}", properties={"a": {"type": "string"}}, required=["a"]) for i in range(MOST_FUNCTIONS + 1)]
     for each in tools:

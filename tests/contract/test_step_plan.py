@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kakera.contract.events import TokenLogprob
@@ -63,6 +63,7 @@ segments = st.lists(segment, max_size=3).map(tuple)
 plans = st.builds(StepPlan, number, before=actions, decode=segments, prefill=segments, after=actions)
 
 
+@settings(max_examples=40)
 @given(plans)
 def test_a_plan_comes_out_of_its_bytes_as_it_went_in(plan):
     received = decode_plan(encode_plan(plan))

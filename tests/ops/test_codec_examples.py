@@ -170,6 +170,7 @@ def test_one_tile_of_two_and_a_half_bits():
     assert states[:8].tolist() == [0x10E1, 0x870F, 0x1C3F, 0xE1FD, 0x87F4, 0x3FA5, 0xFE94, 0xF4A7]
 
 
+@pytest.mark.slow
 def test_a_coded_linear_knows_its_rate():
     linear = CodedLinear(random_code(8, 8, 2.5), torch.ones(128), torch.ones(128), "mul1")
     assert (linear.bits, linear.half_bits) == (2.5, 5)

@@ -33,6 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_frequencies_and_scale_are_those_of_transformers(case):
     configs = pytest.importorskip("transformers.models.qwen3_5.configuration_qwen3_5")

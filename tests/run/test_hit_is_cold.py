@@ -9,7 +9,11 @@ from run_world import CODECS, World, ask, equal, logprob_gap, tokens_of
 LENGTHS = [*range(64, 128), 257, 383]
 
 
-@pytest.mark.parametrize("kv", CODECS)
+# `make quick` plays the default codec
+QUICK = [pytest.param(kv, marks=() if kv == "int2" else pytest.mark.slow) for kv in CODECS]
+
+
+@pytest.mark.parametrize("kv", QUICK)
 def test_the_second_identical_request_equals_the_first_bit_for_bit(tiny_model, kv):
     world = World.build(tiny_model, kv).watch()
     for n in LENGTHS:
@@ -24,7 +28,7 @@ def test_the_second_identical_request_equals_the_first_bit_for_bit(tiny_model, k
     world.check_idle()
 
 
-@pytest.mark.parametrize("kv", CODECS)
+@pytest.mark.parametrize("kv", QUICK)
 def test_a_prompt_that_leaves_the_shared_prefix_equals_one_that_never_shared(tiny_model, kv):
     """The hit ends at a message, in the middle of other prompts; what follows is computed beside cold neighbours."""
     prefix, prompts = tokens_of(1, 410), {}
@@ -40,7 +44,7 @@ def test_a_prompt_that_leaves_the_shared_prefix_equals_one_that_never_shared(tin
     assert [c.finished.usage.cached_tokens for c in answers.values()] == [0, 384, 384, 384]
 
 
-@pytest.mark.parametrize("kv", CODECS)
+@pytest.mark.parametrize("kv", QUICK)
 def test_a_prompt_that_was_left_half_computed_goes_on_with_equal_bits(tiny_model, kv):
     """Between the save points 512 and 960, at the ends of steps; another request takes its slot first."""
     prompt = tokens_of(7, 1000)

@@ -41,6 +41,7 @@ def leave_out(scheduler: Scheduler, rng: random.Random, often: float, patch: pyt
     patch.setattr("kakera.schedule.scheduler.followers", lambda rows, last: followers(rows, {*last, *paused}))
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), pages=st.sampled_from([10, 60]), often=st.sampled_from([0.0, 0.1, 0.6]))
 def test_rows_that_are_left_out_now_and_then_say_what_they_would(seed, pages, often):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from driver import Driver, prose
 from fake_disk import FakeDisk
 from hypothesis import given, settings
@@ -93,6 +94,7 @@ class Watch:
             self.leaves += 1
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -108,6 +110,7 @@ def test_what_is_announced_is_what_can_be_hit(seed, pages, slots, host, windowed
     play(seed, pages, slots, host, windowed, steps=80, disk=FakeDisk(seed) if disk else None, watch=watch)
 
 
+@pytest.mark.slow
 def test_the_traffic_does_hit_move_and_lose_what_is_announced():
     watch = Watch(5)
     driver = play(5, pages=20, slots=5, host=6, windowed=True, steps=200, mishaps=0.01, watch=watch)

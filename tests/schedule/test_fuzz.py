@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from driver import Driver, answer, message_ends, prose
 from fake_disk import FakeDisk
 from hypothesis import given, settings
@@ -130,6 +131,7 @@ def check_answers(driver: Driver, wanted: dict[str, tuple]) -> None:
                 assert [entry.token for entry in driver.echo[name]] == list(prompt[1:])
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32),
@@ -142,6 +144,7 @@ def test_random_traffic_is_answered_right_and_leaves_nothing_behind(seed, pages,
     play(seed, pages, slots, host, windowed, steps=80).assert_idle_is_clean()
 
 
+@pytest.mark.slow
 def test_the_traffic_does_reach_preemption_demotion_and_promotion():
     driver = play(seed=5, pages=20, slots=5, host=6, windowed=True, steps=400, mishaps=0.01)
     happened = driver.cache.counters
@@ -151,6 +154,7 @@ def test_the_traffic_does_reach_preemption_demotion_and_promotion():
     driver.assert_idle_is_clean()
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -167,6 +171,7 @@ def test_a_disk_that_breaks_and_forgets_changes_no_answer_over_restarts(seed, pa
         driver.assert_idle_is_clean()
 
 
+@pytest.mark.slow
 def test_what_conversations_held_is_hit_after_a_restart():
     disk = FakeDisk(1, faults=0.0)
     first = play(1, 60, 3, 40, True, steps=100, mishaps=0.01, disk=disk)

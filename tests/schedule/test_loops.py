@@ -47,6 +47,7 @@ def test_a_request_in_a_loop_ends_as_cut_off_and_says_why():
     assert driver.cache.counters["finished: loop"] == 1
 
 
+@pytest.mark.slow
 def test_without_the_guard_it_runs_to_its_limit():
     end = stuck(Driver()).ask([1, 2, 3], max_tokens=2000)
     assert (end.reason, end.code, end.usage.completion_tokens) == ("length", "", 2000)

@@ -258,6 +258,7 @@ def test_a_running_request_keeps_two_rolling_checkpoints_at_most():
         assert kinds.count("rolling") <= 1 and len(driver.cache.checkpoints.reserved) <= 1
 
 
+@pytest.mark.slow
 def test_slots_and_pages_return_after_half_of_fifty_streams_are_killed():
     rng = random.Random(3)
     driver = Driver(slots=6, pages=100, chunk=128)

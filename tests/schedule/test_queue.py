@@ -20,6 +20,7 @@ def sequence(number: int, client: str) -> Sequence:
     return Sequence(Request(f"r{number}", (1,), Sampling(1, 0), client=client), number, 0.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 5]))
 def test_nobody_waits_for_more_than_one_request_of_each_other_client(seed, clients):

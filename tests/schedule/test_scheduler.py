@@ -132,6 +132,7 @@ def test_preempted_request_gives_the_same_text_and_usage():
     assert resumed >= 1, "resuming is a prefix hit"
 
 
+@pytest.mark.slow
 def test_preempted_requests_do_not_come_back_too_early():
     driver = Driver(pages=40, slots=8)
     for i in range(8):

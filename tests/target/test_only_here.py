@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import kakera
 
 SRC = Path(kakera.__file__).parent
@@ -34,6 +36,7 @@ def decided(tree: ast.AST) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_no_other_room_compares_names_of_devices() -> None:
     found = {}
     for path in SRC.rglob("*.py"):
