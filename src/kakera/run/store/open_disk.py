@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kakera.disk.home import Directory, DiskCache, check_home, digest_of, directories
-from kakera.disk.log import DiskLog
+from kakera.disk.log import COPIED_SHARE, SEGMENT_BYTES, DiskLog
 from kakera.disk.record import VERSION
 from kakera.disk.tier import QUEUE_BYTES, DiskTier
 from kakera.plan.plan import Plan
@@ -44,8 +44,9 @@ def open_disk(wanted: DiskCache, key: Mapping[str, str], record_bytes: int) -> D
     the largest record. Raises UsageError if the home is not private."""
     check_home(wanted.home)
     name = digest_of(key)
+    segment = max(SEGMENT_BYTES, (COPIED_SHARE + 1) * record_bytes)  # a used checkpoint can be written again
     try:
-        disk = DiskLog(wanted.home, name, key, wanted.limit)
+        disk = DiskLog(wanted.home, name, key, wanted.limit, segment)
     except BlockingIOError:
         log.warning("another kakera writes to the disk cache in %s/%s: this one goes without", wanted.home, name)
         return None
