@@ -2,38 +2,12 @@
 
 import json
 import re
-import time
 
 import pytest
 from call_texts import call_text, events, parse, tool
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from drifts import BASH, HEAD, LS, REST, STRING, TOOLS, read
 
 from kakera.chat.drifted_json import drifted_json
-
-STRING = {"type": "string"}
-TOOLS = [
-    tool("bash", {"command": STRING}, required=["command"]),
-    tool("write", {"path": STRING, "content": STRING, "lines": {"type": "integer"}, "tags": {"type": "array"}},
-         required=["path", "content"]),
-    tool("stop", {"code": {"type": "integer"}}),
-    tool("Stop", {}),
-    {"type": "function", "function": {"name": "ping"}},
-]  # fmt: skip
-LS = ("bash", {"command": "ls"})
-HEAD = "<tool_call>\n<function=bash>\n<parameter=command>\nls"
-REST = "\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>"
-BASH = call_text("bash", command="ls")
-
-
-def read(text: str, tools=TOOLS) -> tuple[str, list]:
-    """Text and calls with their arguments as values: the same whole, letter by letter, and cut once anywhere."""
-    whole = events([text], tools)
-    assert events(list(text), tools) == whole
-    for cut in range(1, len(text)):
-        assert events([text[:cut], text[cut:]], tools) == whole, text[:cut]
-    words, calls = parse([text], tools)
-    return words, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.parametrize("before", ["\n", "", " \n"])
@@ -272,62 +246,6 @@ def test_what_is_no_call_comes_out_as_it_went_in(text):
     assert read(text) == (text, [])
 
 
-def test_a_response_that_is_only_mentioned_hides_no_call():
-    assert read(f"In a <tool_response> tag. {BASH}") == ("In a <tool_response> tag. ", [LS])
-    assert read(f"<tool_response>\n{BASH}\n</tool_response>\n{BASH}")[1] == [LS]
-
-
-RESULTS = ("tool_response", "tool_output", "tool_result", "tool_results", "function_result", "function_results",
-           "TOOL_RESULT", "function_response", "tool_call_output")  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [*RESULTS, "result", "output"])
-def test_a_call_in_an_invented_result_is_text(name):
-    for head in (f"<{name}>", f'<{name} id="1">'):
-        for before in ("", "So:\n", " \n"):
-            shown = f"{before}{head}\n{BASH}\n</{name}>"
-            assert read(shown) == (shown, [])
-            assert read(f"{shown}\n{BASH}") == (shown, [LS])
-        assert read(f"{BASH}\n{head}\n{BASH}\n</{name}>") == (f"{head}\n{BASH}\n</{name}>", [LS])
-    unclosed = f"<{name}>\n{BASH}"
-    assert read(unclosed) == ((f"<{name}>\n", [LS]) if name in ("result", "output") else (unclosed, []))
-    assert parse([f"In a <{name}> tag. {BASH}"], TOOLS)[0].rstrip() == f"In a <{name}> tag."
-    if name in ("result", "output"):
-        assert read(f"In <{name}>{BASH}</{name}>") == (f"In <{name}></{name}>", [LS])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mark", ["```", "~~~~", "  ```"])
-def test_a_call_in_a_code_fence_is_text(mark):
-    for head in (f"{mark}xml\n", f"{mark}\n", f"{mark} xml\nls\n", mark):
-        for call in (BASH, "<function=bash>" + REST, "<tool_call>\n<function=bash>\n...", f"{BASH}\n{BASH}"):
-            shown = f"To call a tool, write\n{head}{call}\n{mark}"
-            assert read(shown) == (shown, [])
-            assert read(f"{shown} \n\nSo.\n{BASH}") == (f"{shown} \n\nSo.", [LS])
-            fence_first = f"{head}{call}\n{mark}\nThat is how."
-            assert read(fence_first) == (fence_first, [])
-
-
-def test_a_fence_that_is_the_answer_and_holds_nothing_but_calls():
-    for head in ("```xml\n", "\n```\n", "~~~tool_call\n", "```"):
-        for end in ("\n```", "```", "\n```\n\n", "\n"):
-            assert read(f"{head}{BASH}{end.replace('```', head.strip()[:3])}") == ("", [LS])
-        assert read(f"{head}{BASH}\n{BASH}") == ("", [LS, LS])
-    for inner in (BASH.replace("=bash", "=rm_all"), f"{BASH} and", HEAD, f"# call\n{BASH}"):
-        shown = f"```xml\n{inner}\n```"
-        assert read(shown) == (shown, [])
-    assert parse([f"```xml\n{BASH}\n```"], TOOLS, truncated=True) == (f"```xml\n{BASH}\n```", [])
-
-
-def test_a_fence_that_is_never_closed_hides_no_call():
-    assert read(f"Run\n```bash\nls\n{BASH}") == ("Run\n```bash\nls\n", [LS])
-    assert read(f"Run\n```bash\nls\n```\n{BASH}") == ("Run\n```bash\nls\n```", [LS])
-    assert read(f"Some ``` marks\n{BASH}") == ("Some ``` marks", [LS])
-    assert read(f"``` `a` \n{BASH}") == ("``` `a`", [LS])
-    value = "# A\n```bash\nls\n```\n"
-    assert read(call_text("bash", command=value)) == ("", [("bash", {"command": value})])
-
-
 def test_brackets_that_close_nothing_are_text_where_no_tag_follows():
     written = '<tool_call>\n{"name": "ping"}'
     assert read(written + "} and {}\n</tool_call>")[0].startswith("} and {}")
@@ -412,112 +330,3 @@ def test_what_a_limit_cuts_is_not_lost():
 )
 def test_what_broken_json_may_mean(text, values):
     assert drifted_json(text) == values
-
-
-# Fuzz: whatever the text, cut anywhere, it gives the same events and keeps each of its words.
-
-PIECES = [
-    "<tool_call>", "\n</tool_call>", "<function=bash>", "<function=ping>", '<function="stop">', "<function=rm_all>",
-    "<function= >", "\n</function>", "\n</parameter>", "<parameter=", ">", "<parameter name=", '"', "'", "\n", " ",
-"\r\n", "\u00a0", "<", "</", "</para", "</func", "</tool", "<tool_response>", "</tool_response>",
-    '{"name": "bash", ', '"arguments": {', '"command": "', '"}}', "{", "}", "[", "]", ",", ":", "\\", "bash",
-    "</parameter >", "</ Param>", "</parameters>", "</command>", "</k1>", "<command>", "</function=bash>",
-    "</ FUNCTION", "</toolcall>", "</Tool_calls >", "ping\n", "(", ")>", "`", '<tool_call>{"name": "ping"}', "日本",
-    "😀", "```", "\n```xml\n", "~~~", "<tool_output>", "</tool_output>", "<result>", "</result>",
-]  # fmt: skip
-
-
-@st.composite
-def soups(draw) -> tuple[str, list[str]]:
-    """Text of tags and brackets, and the words in it, each of which is there once."""
-    parts: list[str] = []
-    words: list[str] = []
-    for piece in draw(st.lists(st.sampled_from([*PIECES, "WORD", "WORD", "KEY", "CALL"]), max_size=16)):
-        word = f"w{len(words)}w"
-        if piece in ("WORD", "KEY", "CALL"):
-            words.append(word)
-        parts.append(
-            {"WORD": word, "KEY": f"\n<parameter={word}>\n", "CALL": call_text("bash", **{f"k{len(words)}": word})}.get(
-                piece, piece
-            )
-        )
-    return "".join(parts), words
-
-
-@pytest.mark.slow
-@settings(max_examples=300)
-@given(soups(), st.booleans(), st.data())
-def test_no_cut_changes_the_events_and_no_word_is_lost(soup, truncated, data):
-    text, words = soup
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = events([text], TOOLS[:-2], truncated)
-    assert events(pieces, TOOLS[:-2], truncated) == events(list(text), TOOLS[:-2], truncated) == whole
-    shown, calls = parse([text], TOOLS[:-2], truncated)
-    if not calls:
-        assert shown == text
-    everything = shown + "".join(arguments for _, arguments in calls)
-    if text.count('"command"') < 2:  # of two parameters of one name the second is left out
-        assert all(everything.count(word) == 1 for word in words), everything
-    if not truncated:
-        assert all(isinstance(json.loads(arguments), dict) for _, arguments in calls)
-
-
-LETTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
-VALUES = st.lists(
-    LETTERS
-    | st.sampled_from(['"', "'", "</parameter>", "</ Parameters>", "<path>", "</path >", "</function>", "</toolcall>",
-                       "<b>", "{", "}", "[", "\r\n", "\n", "\\", "😀", "</"]),
-    max_size=8,
-).map("".join)  # fmt: skip
-PROSE = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=12).map(lambda t: f"a{t}b")
-
-
-# A closing tag with white space and the next one behind it, or a call's last tags.
-ENDS_EARLY = re.compile(
-    r"</(parameter| Parameters|path )>\s*(<parameter=|</function>|</tool_?call>)|</function>\s*</toolcall>"
-)
-
-
-def ends_early(value: str) -> bool:
-    return ENDS_EARLY.search(f"{value}\n</function>") is not None
-
-
-@pytest.mark.slow
-@settings(max_examples=150)
-@given(st.lists(st.tuples(PROSE, st.lists(VALUES, min_size=1, max_size=2)), max_size=3), st.data())
-def test_any_values_survive_any_cut(turns, data):
-    text, expected = "", []
-    for prose, values in turns:
-        if any(map(ends_early, values)):
-            continue
-        given_values = dict(zip(("path", "content"), values, strict=False))
-        text += f"{prose}\n{call_text('write', **given_values)}\n"
-        expected += [prose, ["write", given_values]]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    found = events(pieces, TOOLS)
-    assert events(list(text), TOOLS) == found
-    assert [e if isinstance(e, str) else [e[0], json.loads(e[1])] for e in found] == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "start",
-    [
-        "<tool_call>\n<function=write>\n<parameter=tags>\n[",
-        "<tool_call>\n<function=write>\n<parameter=content>\n",
-        '<tool_call>\n{"name": "write", "arguments": {"tags": [',
-        "<tool_call>\n{'name': 'write', 'arguments': {'tags': [",
-        "<tool_call>\nbash\n",
-        '<function=bash(command="',
-        "<tool_response>\n<tool_call>",
-        "```\n<tool_call>",
-        "So:\n```\n<tool_call>",
-    ],
-)
-def test_a_long_value_takes_linear_time(start):
-    pieces = [start, *['"abc < d", '] * 16_000]
-    begun = time.process_time()
-    parse(pieces, TOOLS)
-    assert time.process_time() - begun < 5  # 0.1 to 0.9 s on one core; each token read again took 7 s and more
