@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
+from kakera.arch import rope
+from kakera.arch.config import Config
 from kakera.arch.rope import Yarn
 from kakera.arch.tensors import Kind, State, Tensor, Values, by_blocks, by_heads, gate, linear, small
 
@@ -155,6 +157,16 @@ class AttentionSpec:
     yarn: Yarn | None = None
     name: str = "self_attn"
     selector: Selector | None = None
+
+    @staticmethod
+    def of(config: Config, turning: float, *, gated: bool, norms: Values) -> AttentionSpec:
+        """As configs of the family say it. `turning`: the share of a head that turns if the config names none."""
+        heads = config.size("num_attention_heads")
+        head_dim = config.size("head_dim", config.size("hidden_size") // heads)
+        rotary_dim, base = rope.rotary_dim(config, head_dim, turning), rope.theta(config)
+        yarn = rope.yarn_of(config, rotary_dim, base)
+        kv_heads = config.size("num_key_value_heads")
+        return AttentionSpec(heads, kv_heads, head_dim, rotary_dim, base, gated, norms, yarn)
 
     @property
     def group(self) -> int:

@@ -5,7 +5,6 @@ Source: transformers' model type qwen3.
 
 from __future__ import annotations
 
-from kakera.arch import rope
 from kakera.arch.blocks import AttentionSpec, SwiGlu
 from kakera.arch.config import Config, short
 from kakera.arch.spec import AddNorm, Layer, ModelSpec, Site
@@ -16,19 +15,7 @@ READS = ("input_layernorm", "post_attention_layernorm")
 
 def declare(config: Config) -> ModelSpec:
     count = config.layers("num_hidden_layers")
-    heads = config.size("num_attention_heads")
-    head_dim = config.size("head_dim", config.size("hidden_size") // heads)
-    turning, base = rope.rotary_dim(config, head_dim, 1.0), rope.theta(config)
-    attention = AttentionSpec(
-        heads=heads,
-        kv_heads=config.size("num_key_value_heads"),
-        head_dim=head_dim,
-        rotary_dim=turning,
-        rope_theta=base,
-        gated=False,
-        norms="scale",
-        yarn=rope.yarn_of(config, turning, base),
-    )
+    attention = AttentionSpec.of(config, 1.0, gated=False, norms="scale")
     sites = (Site(attention, READS[0]), Site(SwiGlu(config.size("intermediate_size")), READS[1]))
     kinds = config.get("layer_types") or ["full_attention"] * count
     if list(kinds) != ["full_attention"] * count:

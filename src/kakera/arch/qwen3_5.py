@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kakera.arch import rope
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec, SwiGlu
 from kakera.arch.computed import Computed
 from kakera.arch.config import Config
@@ -50,19 +49,7 @@ def _layer(name: str, mixer: Block, mlp: Block) -> Layer:
 
 
 def attention_of(config: Config) -> AttentionSpec:
-    heads = config.size("num_attention_heads")
-    head_dim = config.size("head_dim", config.size("hidden_size") // heads)
-    turning, base = rope.rotary_dim(config, head_dim, 0.25), rope.theta(config)
-    return AttentionSpec(
-        heads=heads,
-        kv_heads=config.size("num_key_value_heads"),
-        head_dim=head_dim,
-        rotary_dim=turning,
-        rope_theta=base,
-        gated=True,
-        norms="delta",
-        yarn=rope.yarn_of(config, turning, base),
-    )
+    return AttentionSpec.of(config, 0.25, gated=True, norms="delta")
 
 
 def gdn_of(config: Config) -> GdnSpec:
