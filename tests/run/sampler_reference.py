@@ -13,18 +13,15 @@ from kakera.contract.events import TokenLogprob
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
 from kakera.run.choose.logprobs import LOGPROB_FLOOR
-from kakera.run.choose.picks import uniform
+from kakera.run.choose.noise import gumbel_reference, noise_key
 
 SMALLEST_TEMPERATURE = 1e-30
 
 
-def sample_row(
-    row: SamplingInput, logits_V: Tensor, allowed: Allowed, noise: float | None = None
-) -> tuple[int, TokenLogprob | None]:
-    """The row's token and the log-probability it asked for. `noise`: instead of the row's own number."""
+def sample_row(row: SamplingInput, logits_V: Tensor, allowed: Allowed) -> tuple[int, TokenLogprob | None]:
+    """The row's token and the log-probability it asked for."""
     sampling = row.sampling
     greedy = int(logits_V.argmax())
-    noise = uniform(sampling.seed, sampling.choice, len(row.context)) if noise is None else noise
     if not math.isfinite(float(logits_V[greedy])):
         raise ValueError("the model produced logits that are not finite")
     adjusted_V = _adjust(row, logits_V, allowed)
@@ -33,7 +30,7 @@ def sample_row(
     elif sampling.temperature == 0.0:
         token = greedy if adjusted_V is logits_V else int(adjusted_V.argmax())
     else:
-        token = _draw(sampling, adjusted_V, noise)
+        token = _draw(sampling, adjusted_V, noise_key(sampling.seed, sampling.choice, len(row.context)))
     wanted = sampling.logprobs
     return token, None if wanted is None else logprob_of(logits_V, token, wanted)
 
@@ -73,24 +70,23 @@ def _mask(bits: bytes, like_V: Tensor) -> Tensor:
     return ((packed_B[:, None] >> places_8) & 1).bool().flatten()[: len(like_V)]
 
 
-def _draw(sampling: Sampling, logits_V: Tensor, noise: float) -> int:
-    """Temperature, then top-k, top-p and min-p on the sorted distribution, then one inverse-CDF step."""
+def _draw(sampling: Sampling, logits_V: Tensor, key: int) -> int:
+    """Temperature, then top-k, top-p and min-p on the sorted distribution, then the largest sum with noise."""
     top_K, ids_K = logits_V.sort(descending=True, stable=True)
     if 0 < sampling.top_k < logits_V.numel():
         top_K, ids_K = top_K[: sampling.top_k], ids_K[: sampling.top_k]
     # the largest becomes 0 first: a temperature of 1e-40, which is as good as greedy, must not make infinities of all
-    probs_K = torch.softmax((top_K - top_K[0]) / max(sampling.temperature, SMALLEST_TEMPERATURE), -1)
+    scaled_K = (top_K - top_K[0]).double() / max(sampling.temperature, SMALLEST_TEMPERATURE)
+    probs_K = torch.softmax(scaled_K, -1)
+    kept_K = scaled_K > -math.inf
     if sampling.top_p < 1.0:
         before_K = probs_K.cumsum(-1) - probs_K
         before_K[0] = -1.0  # the most likely token always stays, also for top_p = 0
-        probs_K = torch.where(before_K < sampling.top_p, probs_K, 0.0)
+        kept_K &= before_K < sampling.top_p
     if sampling.min_p > 0.0:
-        probs_K = torch.where(probs_K >= sampling.min_p * probs_K[0], probs_K, 0.0)
-    cdf_K = probs_K.cumsum(-1)
-    target = noise * float(cdf_K[-1])
-    index = int(torch.searchsorted(cdf_K, target, right=True))
-    last = int((probs_K > 0).nonzero()[-1])  # rounding in the sum must not reach a filtered token
-    return int(ids_K[min(index, last)])
+        kept_K &= probs_K >= sampling.min_p * probs_K[0]
+    scores = [float(x + gumbel_reference(key, int(i))) for x, i in zip(scaled_K[kept_K], ids_K[kept_K], strict=True)]
+    return int(ids_K[kept_K][scores.index(max(scores))])
 
 
 def logprob_of(logits_V: Tensor, token: int, alternatives: int) -> TokenLogprob:

@@ -20,7 +20,7 @@ from kakera.contract.grid import PAGE
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
 from kakera.plan.sizes import SAMPLER_COPIES
-from kakera.run.choose.picks import NO_PICK, pick_of, uniform
+from kakera.run.choose.picks import NO_PICK, pick_of
 from kakera.run.choose.ranking import PIECE_ROWS, top_ids
 from kakera.run.choose.sampler import SORTED_ROWS, collect, launch
 
@@ -32,13 +32,11 @@ def picks_of(rows, allowed, vocabulary=VOCABULARY):
 
 
 def neighbours(row: SamplingInput, logits_V: torch.Tensor, allowed: Allowed) -> set[int]:
-    """What the definition in floats gives within its rounding: of the sums, and so of where a filter cuts."""
+    """What the definition in floats gives within its rounding of where a filter cuts."""
     s, found = row.sampling, set()
-    noise = uniform(s.seed, s.choice, len(row.context))
-    for a, b, c in itertools.product((-2e-6, 0.0, 2e-6), repeat=3):
+    for a, b in itertools.product((-2e-6, 0.0, 2e-6), repeat=2):
         near = replace(s, top_p=s.top_p + a if 0 < s.top_p < 1 else s.top_p, min_p=s.min_p * (1 + b))
-        moved = min(max(noise + c, 0.0), 1 - 2**-53)
-        found.add(sample_row(replace(row, sampling=near), logits_V, allowed, moved)[0])
+        found.add(sample_row(replace(row, sampling=near), logits_V, allowed)[0])
     return found
 
 
@@ -138,16 +136,17 @@ def test_launching_never_waits_for_a_value():
     assert [s.token for s in collect(launched)] == launched.tokens_R.tolist()
 
 
-def test_a_greedy_batch_ranks_nothing():
-    greedy = Sampling(max_tokens=9, seed=1, temperature=0.0, frequency_penalty=0.5)
-    rows = [SamplingInput(f"r{i}", greedy, [1, 2, 3], 1) for i in range(4)]
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_batch_without_filters_ranks_nothing(temperature):
+    wish = Sampling(max_tokens=9, seed=1, temperature=temperature, frequency_penalty=0.5)
+    rows = [SamplingInput(f"r{i}", wish, [1, 2, 3], 1) for i in range(4)]
     with Watch() as watch:
         launch(picks_of(rows, [ANYTHING] * 4), torch.randn(4, VOCABULARY))
     assert "aten::argmax" in watch.names
     assert not watch.names & {"aten::topk", "aten::sort.stable", "aten::sort", "aten::cumsum", "aten::cumsum_"}
 
 
-@pytest.mark.parametrize("wish", ["any", "sorted", "top", "logprobs", "greedy"])
+@pytest.mark.parametrize("wish", ["any", "sorted", "drawn", "top", "logprobs", "greedy"])
 @pytest.mark.parametrize("count", [1, 40])
 def test_what_is_alive_beside_the_logits_stays_within_the_plan(wish, count):
     """A plan counts 3 copies of the logits of 64 rows or more: no chunk is shorter than a page."""
@@ -155,7 +154,8 @@ def test_what_is_alive_beside_the_logits_stays_within_the_plan(wish, count):
     rows, logits_RV, allowed = mix(3, count, vocabulary)
     base = replace(rows[0].sampling, logit_bias=(), temperature=1.0, top_k=0, logprobs=None)
     only = {
-        "sorted": base,
+        "sorted": replace(base, top_p=0.9),
+        "drawn": replace(base, top_p=1.0, min_p=0.0),
         "top": replace(base, top_k=50),
         "logprobs": replace(base, temperature=0.0, logprobs=5),
         "greedy": replace(base, temperature=0.0),
@@ -167,7 +167,7 @@ def test_what_is_alive_beside_the_logits_stays_within_the_plan(wish, count):
         launched = launch(picks_of(rows, allowed, vocabulary), logits_RV)
     small = 64 * 2**10 + count * 128 * 64  # what does not grow with the vocabulary; masks are bits
     most = (
-        (count + max(4 * min(count, PIECE_ROWS), 5 * min(count, SORTED_ROWS))) * row_bytes
+        (count + max(4 * min(count, PIECE_ROWS), 5 * min(count, SORTED_ROWS)) + 4) * row_bytes  # 4: ids, and once more
         + count * vocabulary // 8
         + small
     )

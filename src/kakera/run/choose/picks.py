@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
 from kakera.constrain.output import Allowed
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
+from kakera.run.choose.noise import noise_key
 
-TOP_BOUND = 128  # rows with a top_k up to this are drawn from the 128 most likely; others sort the vocabulary
+TOP_BOUND = 128  # rows with a top_k up to this are drawn from the 128 most likely tokens
 REMEMBERED = 256  # requests whose steady part is kept
 TEMPERATURES = (1e-30, 1e30)  # float32 can hold these and their inverses
 
-
-def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that depends on its arguments only."""
-    digest = hashlib.blake2b(f"{seed},{choice},{position}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+Rank = Literal["top", "sorted", "all"]
+RANKS: tuple[Rank, ...] = ("top", "sorted", "all")
 
 
 @dataclass(frozen=True)
@@ -38,10 +36,10 @@ class Changes:
 
 @dataclass(frozen=True)
 class Pick:
-    """How one row's token is to be chosen. `forced`: this token alone; `bits` as in `Allowed`."""
+    """How one row's token is to be chosen. `key`: of its noise; `forced`: this token alone; `bits` as in `Allowed`."""
 
     sampling: Sampling
-    noise: float = 0.0
+    key: int = 0
     forced: int | None = None
     changes: Changes | None = None
     bits: bytes | None = None
@@ -51,9 +49,15 @@ class Pick:
         return self.forced is None and self.sampling.temperature > 0.0
 
     @property
-    def top_k(self) -> int | None:
-        """None: the whole vocabulary is sorted."""
-        return self.sampling.top_k if 0 < self.sampling.top_k <= TOP_BOUND else None
+    def rank(self) -> Rank | None:
+        """Of what it is drawn: the TOP_BOUND most likely tokens, what filters leave of a sorted vocabulary, or all of
+        it as it is. None: it is not drawn."""
+        s = self.sampling
+        if not self.drawn:
+            return None
+        if 0 < s.top_k <= TOP_BOUND:
+            return "top"
+        return "sorted" if s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0 else "all"
 
 
 NO_PICK = Pick(Sampling(max_tokens=0, seed=0, temperature=0.0))  # holds the place of a row that takes no token
@@ -64,8 +68,8 @@ def pick_of(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Pick:
     if allowed.forced is not None:
         _check(allowed.forced, allowed.forced, vocabulary)
         return Pick(given.sampling, forced=allowed.forced)
-    noise = uniform(given.sampling.seed, given.sampling.choice, position=len(given.context))
-    return Pick(given.sampling, noise, changes=_changes(given, allowed, vocabulary), bits=allowed.bits)
+    key = noise_key(given.sampling.seed, given.sampling.choice, position=len(given.context))
+    return Pick(given.sampling, key, changes=_changes(given, allowed, vocabulary), bits=allowed.bits)
 
 
 def _changes(given: SamplingInput, allowed: Allowed, vocabulary: int) -> Changes | None:
@@ -149,12 +153,10 @@ def flat(picks: Sequence[Pick], vocabulary: int) -> dict[str, np.ndarray]:
 
     forced_R: int64, -1 = free. ids_N: int64, row * vocabulary + token, unique; steps_3N: float32, see Changes.
     masked_G: int64, rows with a mask; bits_GB: uint8, their bits. asked_A: int64, rows that want log-probabilities.
-    top_rows_S, full_rows_S: int64, rows drawn from their TOP_BOUND most likely tokens, and from all of them;
-    top_numbers_S5, full_numbers_S5: float64, their noise, temperature, top_p, min_p and top_k.
+    Of the rows of each `Rank`, R: R_rows_S: int64; R_keys_S1: int64, of their noise; R_numbers_S4: float64, their
+    temperature, top_p, min_p and top_k.
     """
-    drawn = [(i, pick) for i, pick in enumerate(picks) if pick.drawn]
-    top = [(i, pick) for i, pick in drawn if pick.top_k is not None]
-    full = [(i, pick) for i, pick in drawn if pick.top_k is None]
+    ranks = {rank: [(i, pick) for i, pick in enumerate(picks) if pick.rank == rank] for rank in RANKS}
     changed = [(i, pick.changes) for i, pick in enumerate(picks) if pick.changes is not None]
     masks = {i: pick.bits for i, pick in enumerate(picks) if pick.bits is not None and pick.forced is None}
     return {
@@ -166,10 +168,9 @@ def flat(picks: Sequence[Pick], vocabulary: int) -> dict[str, np.ndarray]:
         "masked_G": _ids(masks),
         "bits_GB": _packed(masks.values(), -(-vocabulary // 8)),
         "asked_A": _ids(i for i, pick in enumerate(picks) if pick.sampling.logprobs is not None),
-        "top_rows_S": _ids(i for i, _ in top),
-        "top_numbers_S5": _numbers([pick for _, pick in top], vocabulary),
-        "full_rows_S": _ids(i for i, _ in full),
-        "full_numbers_S5": _numbers([pick for _, pick in full], vocabulary),
+        **{f"{rank}_rows_S": _ids(i for i, _ in rows) for rank, rows in ranks.items()},
+        **{f"{rank}_keys_S1": _ids(pick.key for _, pick in rows)[:, None] for rank, rows in ranks.items()},
+        **{f"{rank}_numbers_S4": _numbers([pick for _, pick in rows], vocabulary) for rank, rows in ranks.items()},
     }
 
 
@@ -180,10 +181,9 @@ def _packed(masks: Iterable[bytes], width: int) -> np.ndarray:
 
 
 def _numbers(picks: Sequence[Pick], vocabulary: int) -> np.ndarray:
-    """float64 [rows, 5]: noise, temperature, top_p, min_p, top_k."""
+    """float64 [rows, 4]: temperature, top_p, min_p, top_k."""
     rows = [
         (
-            pick.noise,
             min(max(pick.sampling.temperature, TEMPERATURES[0]), TEMPERATURES[1]),
             pick.sampling.top_p if pick.sampling.top_p < 1.0 else 2.0,  # 2: rounding must not cut off the last token
             pick.sampling.min_p,
@@ -191,4 +191,4 @@ def _numbers(picks: Sequence[Pick], vocabulary: int) -> np.ndarray:
         )
         for pick in picks
     ]
-    return np.array(rows, np.float64).reshape(-1, 5)
+    return np.array(rows, np.float64).reshape(-1, 4)

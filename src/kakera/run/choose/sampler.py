@@ -1,8 +1,7 @@
-"""From logits to tokens for a whole batch on the device: penalties, masks, filters, one uniform number per token.
+"""From logits to tokens for a whole batch on the device: penalties, masks, filters, and noise (noise.py).
 
-Noise is a function of (seed, choice, position) and of nothing else, so an answer does not depend on what else runs in
-the batch, on preemption, or on the device. One uniform number per token walks the sorted distribution: noise over the
-whole vocabulary (Gumbel) would cost 248,320 numbers a token for the same result.
+The token of a row is a function of its logits, its request's wishes, and (seed, choice, position): it does not depend
+on what else runs in the batch, on preemption, on the device, or on what was guessed (drafts).
 
 A row's token has to be the same in any batch. Values are ranked in one order (ranking.py), and probabilities are
 summed as integers: the order in which a kernel sums floats depends on the shape of the batch, and so do their sums.
@@ -10,7 +9,7 @@ summed as integers: the order in which a kernel sums floats depends on the shape
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from kakera.contract.events import TokenLogprob
 from kakera.run.choose.logprobs import Logprobs
-from kakera.run.choose.picks import TOP_BOUND, Pick, flat
-from kakera.run.choose.ranking import in_pieces, top_ids
+from kakera.run.choose.noise import gumbel
+from kakera.run.choose.picks import TOP_BOUND, Pick, Rank, flat
+from kakera.run.choose.ranking import PIECE_ROWS, in_pieces, top_ids
 from kakera.run.transfer import Download, upload
 
 SORTED_ROWS = 4  # at a time: beside 5 copies of them torch's sort on a GPU takes about 8 more, 52 MB in all
@@ -54,8 +54,9 @@ class Launched:
 def launch(picks: Sequence[Pick], logits_RV: Tensor) -> Launched:
     """Queue the choice of a token for each row of float32 logits [R, vocabulary], contiguous; waits for nothing.
 
-    Beside the logits it takes a copy of them if any row has penalties, bias or a mask, and 4 copies of PIECE_ROWS rows
-    or 13 of SORTED_ROWS: with the logits less than the SAMPLER_COPIES of the plan, which are of 64 rows or more.
+    Beside the logits it takes a copy of them if any row has penalties, bias or a mask, 4 copies of PIECE_ROWS rows
+    or 13 of SORTED_ROWS, and 4 of one row: with the logits less than the SAMPLER_COPIES of the plan, which are of 64
+    rows or more.
     """
     given = flat(picks, logits_RV.shape[-1])
     on = upload(given, logits_RV.device)
@@ -114,37 +115,60 @@ def _banned(bits_PB: Tensor, vocabulary: int) -> Tensor:
 
 
 def _drawn(tokens_R: Tensor, logits_RV: Tensor, on: dict[str, Tensor]) -> Tensor:
-    """The tokens, with those of rows that have a temperature drawn: from the few that top_k leaves, or from all."""
-    rows_S, numbers_S5 = on["top_rows_S"], on["top_numbers_S5"]
-    if len(rows_S):
-        count = min(TOP_BOUND, logits_RV.shape[-1])
-        ids_SK = torch.cat([top_ids(logits_RV.index_select(0, rows_P), count) for rows_P in in_pieces(rows_S)])
-        values_SK = logits_RV[rows_S[:, None], ids_SK]
-        tokens_R = tokens_R.index_copy(0, rows_S, _walk(values_SK, ids_SK, numbers_S5))
-    pieces = (in_pieces(on[name], SORTED_ROWS) for name in ("full_rows_S", "full_numbers_S5"))
-    for rows_P, numbers_P5 in zip(*pieces, strict=True):
-        by_value = torch.sort(logits_RV.index_select(0, rows_P), dim=-1, descending=True, stable=True)
-        tokens_R = tokens_R.index_copy(0, rows_P, _walk(by_value.values, by_value.indices, numbers_P5))
-        del by_value  # before the next piece is sorted
+    """The tokens, with those of rows that have a temperature drawn: the largest sum of logit and noise among the tokens
+    that the row's filters leave."""
+    for rows_P, keys_P1, numbers_P4 in _pieces("top", on, PIECE_ROWS):
+        values_PK = logits_RV.index_select(0, rows_P)
+        ids_PK = top_ids(values_PK, min(TOP_BOUND, logits_RV.shape[-1]))
+        values_PK = values_PK.gather(-1, ids_PK)
+        places_K = torch.arange(ids_PK.shape[-1], device=ids_PK.device)
+        values_PK.masked_fill_(places_K >= _kept(values_PK.clone(), numbers_P4), -torch.inf)
+        best_P1 = _race(values_PK, ids_PK, keys_P1, numbers_P4)
+        tokens_R = tokens_R.index_copy(0, rows_P, ids_PK.gather(-1, best_P1)[:, 0])
+    ids_V = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
+    for rows_P, keys_P1, numbers_P4 in _pieces("sorted", on, SORTED_ROWS):
+        least_P1, last_P1 = _last(logits_RV, rows_P, numbers_P4)
+        values_PV = logits_RV.index_select(0, rows_P)
+        dropped_PV = (values_PV == least_P1).logical_and_(ids_V > last_P1).logical_or_(values_PV < least_P1)
+        best_P1 = _race(values_PV.masked_fill_(dropped_PV, -torch.inf), ids_V, keys_P1, numbers_P4)
+        tokens_R = tokens_R.index_copy(0, rows_P, best_P1[:, 0])
+        del values_PV, dropped_PV  # before the next piece is sorted
+    for rows_P, keys_P1, numbers_P4 in _pieces("all", on, SORTED_ROWS):
+        best_P1 = _race(logits_RV.index_select(0, rows_P), ids_V, keys_P1, numbers_P4)
+        tokens_R = tokens_R.index_copy(0, rows_P, best_P1[:, 0])
     return tokens_R
 
 
-def _walk(values_SK: Tensor, ids_SK: Tensor, numbers_S5: Tensor) -> Tensor:
-    """Temperature, then top-k, top-p and min-p, then one inverse-CDF step. Token ids, int64 [S].
+def _pieces(rank: Rank, on: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
+    """Rows, keys and numbers of at most `size` rows of a rank at a time."""
+    names = (f"{rank}_rows_S", f"{rank}_keys_S1", f"{rank}_numbers_S4")
+    return zip(*(in_pieces(on[name], size) for name in names), strict=True)
+
+
+def _race(values_SK: Tensor, ids_K: Tensor, keys_S1: Tensor, numbers_S4: Tensor) -> Tensor:
+    """Where the largest sum of (value / temperature) and noise stands, int64 [S, 1]; among equals the first."""
+    noise_SK = gumbel(keys_S1, ids_K)
+    gaps_SK = values_SK.double().sub_(values_SK.amax(-1, keepdim=True))  # 1e-30 is to leave differences, too
+    return noise_SK.add_(gaps_SK.div_(numbers_S4[:, :1])).argmax(-1, keepdim=True)
+
+
+def _last(logits_RV: Tensor, rows_P: Tensor, numbers_P4: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and id of the last token that the rows' filters leave, in the order of `top_ids`; both [P, 1]."""
+    by_value = torch.sort(logits_RV.index_select(0, rows_P), dim=-1, descending=True, stable=True)
+    last_P1 = by_value.indices.gather(-1, _kept(by_value.values, numbers_P4) - 1)  # overwrites the values
+    return logits_RV[rows_P[:, None], last_P1], last_P1
+
+
+def _kept(values_SK: Tensor, numbers_S4: Tensor) -> Tensor:
+    """How many of the largest values top-k, top-p and min-p leave under the temperature: int64 [S, 1], at least one.
 
     values_SK: largest first, overwritten. Since they are, each filter keeps the first so many, and one running sum of
-    weights (the largest is UNIT) serves them all. Rows that are not finite give nonsense, but ids in range: an index
-    out of range would end a GPU's engine.
+    weights (the largest is UNIT) serves them all. Rows that are not finite give nonsense within range.
     """
-    noise_S1, temperature_S1, top_p_S1, min_p_S1, top_k_S1 = numbers_S5.split(1, -1)  # type: ignore[no-untyped-call]
+    temperature_S1, top_p_S1, min_p_S1, top_k_S1 = numbers_S4.split(1, -1)  # type: ignore[no-untyped-call]
     weights_SK = values_SK.sub_(values_SK[:, :1].clone()).div_(temperature_S1.float()).exp_()
     kept_S1 = torch.minimum(top_k_S1.long(), (weights_SK >= min_p_S1.float()).sum(-1, keepdim=True))
     sums_SK = weights_SK.mul_(UNIT).long().cumsum_(-1)
     wanted_S1 = (top_p_S1 * sums_SK.gather(-1, top_k_S1.long() - 1)).ceil().long()
-    kept_S1 = torch.minimum(kept_S1, torch.searchsorted(sums_SK, wanted_S1) + 1).clamp_(min=1)  # the first always stays
-    sum_S1 = sums_SK.gather(-1, kept_S1 - 1)
-    target_S1 = torch.minimum(
-        (noise_S1 * sum_S1).long(), sum_S1 - 1
-    )  # below the sum: a filtered token is never reached
-    place_S1 = torch.searchsorted(sums_SK, target_S1, right=True).clamp_(max=ids_SK.shape[-1] - 1)
-    return ids_SK.gather(-1, place_S1)[:, 0]
+    kept_S1 = torch.minimum(kept_S1, torch.searchsorted(sums_SK, wanted_S1) + 1)
+    return kept_S1.clamp_(1, values_SK.shape[-1])  # the first always stays
