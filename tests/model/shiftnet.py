@@ -20,7 +20,7 @@ from kakera.arch.spec import OF_DRAFT, AddNorm, Draft, Layer, ModelSpec, Site
 from kakera.arch.tensors import WHOLE, Kind, State, by_blocks, linear
 from kakera.arch.tensors import Tensor as Declared
 from kakera.kv.backend import Attention
-from kakera.kv.batch import Batch
+from kakera.kv.batch import Batch, Kept
 from kakera.model.kinds import BlockKind
 from kakera.model.linear import LinearMap
 from kakera.model.loader import Loader
@@ -98,6 +98,11 @@ class ShiftMlps:
     def plan(self, batch: Batch, attention: Attention, states: StatePool) -> _Pass:
         return _Pass(self.layers, batch, states.parts["last"])
 
+    def commit(self, kept: Sequence[Kept], states: StatePool) -> None:
+        for each in kept:
+            for layer, rows_NH in enumerate(each.held.inputs["shift"]):
+                states.parts["last"][layer, each.slot].copy_(rows_NH[each.count - 1])
+
 
 @dataclass(frozen=True)
 class _Pass:
@@ -112,7 +117,10 @@ class _Pass:
             before_TH[span.rows] = torch.cat((last_H[None], rows_NH[:-1]))
             for save in span.saves:
                 save.into.parts["last"][layer].copy_(rows_NH[save.position - 1 - span.start])
-            last_H.copy_(rows_NH[-1])
+            if span.held is None:
+                last_H.copy_(rows_NH[-1])
+            else:
+                span.held.inputs["shift"].append(rows_NH.clone())
         weights, tokens = self.layers[layer], self.batch.decode_tokens
         return weights.down(weights.up(x_TH + before_TH, tokens).relu().square(), tokens)
 

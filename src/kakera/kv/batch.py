@@ -6,8 +6,9 @@ L layers, S slots, P pages (see docs/developers/architecture.md for the legend).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -62,8 +63,26 @@ class Save:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What blocks with a state were given for the tokens of a span, some of which may not stay, [count, ...] by kind of
+    block and layer. Such a span only reads the states; `HybridModel.commit` takes them on by the tokens that stay."""
+
+    inputs: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The first `count` tokens of a held span stay."""
+
+    held: Held
+    slot: int
+    count: int
+
+
+@dataclass(frozen=True)
 class Span:
-    """`count` tokens of one sequence at positions start .. start + count - 1, rows offset .. offset + count - 1."""
+    """`count` tokens of one sequence at positions start .. start + count - 1, rows offset .. offset + count - 1. A
+    decode span with `held` has no saves."""
 
     offset: int
     count: int
@@ -71,6 +90,7 @@ class Span:
     slot: int
     pages: Tensor  # int64 [pages], on the compute device; entry i holds positions 64 i ..
     saves: tuple[Save, ...] = ()
+    held: Held | None = None
 
     @property
     def end(self) -> int:

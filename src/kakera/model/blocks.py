@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kakera.kv.backend import Attention
-from kakera.kv.batch import Batch
+from kakera.kv.batch import Batch, Kept
 from kakera.model.state import StatePool
 
 
@@ -22,7 +22,7 @@ class BlockPass(Protocol):
 
     def run(self, layer: int, x_TH: Tensor) -> Tensor:
         """What the block writes, [T, H], of what it reads, x_TH [T, H]; `layer` counts the blocks of the kind. A mixer
-        updates what the sequences keep, and fills the spans' saves."""
+        updates what the sequences keep, unless a span is held, and fills the spans' saves."""
         ...
 
 
@@ -36,6 +36,11 @@ class Blocks(Protocol):
 
     def plan(self, batch: Batch, attention: Attention, states: StatePool) -> BlockPass:
         """What is the same for all layers. Raises ValueError for spans that no plan makes."""
+        ...
+
+    def commit(self, kept: Sequence[Kept], states: StatePool) -> None:
+        """Take on the states of held spans by their tokens that stay, all layers: to the bits of a step with these
+        tokens alone. What has no states does nothing."""
         ...
 
 
@@ -56,6 +61,9 @@ class Flat:
 
     def plan(self, batch: Batch, attention: Attention, states: StatePool) -> BlockPass:
         return _FlatPass(self.layers, batch.decode_tokens)
+
+    def commit(self, kept: Sequence[Kept], states: StatePool) -> None:
+        pass
 
 
 @dataclass(frozen=True)

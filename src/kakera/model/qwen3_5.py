@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention
-from kakera.kv.batch import Batch
+from kakera.kv.batch import Batch, Kept
 from kakera.model.load import Progress, load_weights
 from kakera.model.stack import Stack
 from kakera.model.state import StatePool
@@ -63,6 +64,11 @@ class HybridModel:
         hidden_TH = self._layers.run(self.weights.embedding(batch.tokens_T), batch, attention, states)
         _save_hidden(batch, hidden_TH)
         return hidden_TH
+
+    @torch.inference_mode()
+    def commit(self, kept: Sequence[Kept], states: StatePool) -> None:
+        """Of held spans that `hidden` has computed: take on their states by the tokens that stay."""
+        self._layers.commit(kept, states)
 
     @torch.inference_mode()
     def logits(self, hidden_RH: Tensor) -> Tensor:

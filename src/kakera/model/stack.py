@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention
-from kakera.kv.batch import Batch
+from kakera.kv.batch import Batch, Kept
 from kakera.model.kinds import KINDS
 from kakera.model.residual import RULES
 from kakera.model.state import StatePool
@@ -54,3 +54,8 @@ class Stack:
         for kind, number in self._order:
             stream.write(passes[kind].run(number, stream.read()))
         return stream.finish()
+
+    def commit(self, kept: Sequence[Kept], states: StatePool) -> None:
+        """See Blocks.commit."""
+        for blocks in self._blocks.values():
+            blocks.commit(kept, states)

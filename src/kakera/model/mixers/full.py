@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention, AttentionPass
-from kakera.kv.batch import Batch
+from kakera.kv.batch import Batch, Kept
 from kakera.model.state import StatePool
 from kakera.model.weights import AttentionWeights
 from kakera.ops.heads import ProjectedHeads
@@ -33,6 +33,9 @@ class FullAttention:
     def plan(self, batch: Batch, attention: Attention, states: StatePool) -> _Pass:
         rotary = Rotary.at(batch.positions_T, self._frequencies_F, self._scale)
         return _Pass(self._spec, self._layers, rotary, attention.plan(batch), batch.decode_tokens)
+
+    def commit(self, kept: Sequence[Kept], states: StatePool) -> None:
+        """Pages, ring and sink hold a token by its position; the next one there replaces what did not stay."""
 
 
 def build(

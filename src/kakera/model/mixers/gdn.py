@@ -12,7 +12,7 @@ from torch import Tensor
 from kakera.arch.blocks import GdnSpec
 from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention
-from kakera.kv.batch import Batch
+from kakera.kv.batch import Batch, Kept, Span
 from kakera.model.mixers.gdn_kernels import KernelCore
 from kakera.model.mixers.gdn_plain import PlainCore
 from kakera.model.state import StatePool
@@ -37,6 +37,10 @@ class Core(Protocol):
 
     def plan(self, batch: Batch, states: StatePool) -> CorePass: ...
 
+    def commit(self, layer: int, weights: GdnWeights, kept: Sequence[tuple[Kept, Tensor]], states: StatePool) -> None:
+        """Take on states and columns of a layer by the tokens that stay, whose rows of mixed_TX stand beside each."""
+        ...
+
 
 class GatedDeltaNet:
     """The Gated DeltaNet layers of a model."""
@@ -46,7 +50,13 @@ class GatedDeltaNet:
         self.capturable = core.capturable
 
     def plan(self, batch: Batch, attention: Attention, states: StatePool) -> _Pass:
-        return _Pass(self._layers, self._core.plan(batch, states), batch.decode_tokens)
+        held = tuple(span for span in batch.decode if span.held is not None)
+        return _Pass(self._layers, self._core.plan(batch, states), batch.decode_tokens, held)
+
+    def commit(self, kept: Sequence[Kept], states: StatePool) -> None:
+        for layer, weights in enumerate(self._layers):
+            rows = [(each, each.held.inputs[GdnSpec.kind][layer][: each.count]) for each in kept]
+            self._core.commit(layer, weights, rows, states)
 
 
 @dataclass(frozen=True)
@@ -54,10 +64,14 @@ class _Pass:
     layers: Sequence[GdnWeights]
     core: CorePass
     decode_tokens: int
+    held: tuple[Span, ...]
 
     def run(self, layer: int, x_TH: Tensor) -> Tensor:
         weights = self.layers[layer]
         mixed_TX = weights.proj_in(x_TH, self.decode_tokens).contiguous()
+        for span in self.held:
+            assert span.held is not None
+            span.held.inputs[GdnSpec.kind].append(mixed_TX[span.rows].clone())
         return weights.proj_out(self.core.run(layer, weights, mixed_TX), self.decode_tokens)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kakera.arch.blocks import GdnSpec
-from kakera.kv.batch import Batch, Save, Span
+from kakera.kv.batch import Batch, Kept, Save, Span
 from kakera.model.state import StatePool, save_layer
 from kakera.model.weights import GdnWeights
 from kakera.ops.gdn_step import StepRows, gdn_step
@@ -46,6 +46,17 @@ class KernelCore:
 
     def plan(self, batch: Batch, states: StatePool) -> KernelPass:
         return KernelPass(self.spec, self.eps, states, _launches(batch, self.spec.k_heads), batch.prefill)
+
+    def commit(self, layer: int, weights: GdnWeights, kept: Sequence[tuple[Kept, Tensor]], states: StatePool) -> None:
+        """By the launch of decode rows, whose outputs nobody reads."""
+        rows: list[_Row] = []
+        for each, _ in kept:
+            begin = rows[-1].tokens.stop if rows else 0
+            rows.append(_Row(each.slot, slice(begin, begin + each.count), each.count, ()))
+        mixed_TX = torch.cat([mixed_NX for _, mixed_NX in kept])
+        launch = _launch(rows, self.spec.k_heads, mixed_TX.device)
+        live = states.state_LSVKD[layer], states.conv_LSWC[layer]
+        gdn_step(mixed_TX, weights, self.spec, self.eps, launch.rows, *live)
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,7 @@ def _launches(batch: Batch, key_heads: int) -> tuple[_Launch, ...]:
         for part, saves in span.parts():
             stop = part.stop if part.start else span.count
             tokens = slice(span.offset + part.start, span.offset + stop)
-            row = _Row(span.slot, tokens, part.stop - part.start, saves)
+            row = _Row(span.slot, tokens, 0 if span.held is not None else part.stop - part.start, saves)
             (later if part.start else first).append(row)
     return tuple(_launch(rows, key_heads, batch.device) for rows in (first, *([row] for row in later)))
 

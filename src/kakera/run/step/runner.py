@@ -30,7 +30,7 @@ from kakera.contract.step import (
     StepResult,
     WriteRecords,
 )
-from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
+from kakera.kv.batch import Batch, CheckpointTensors, Held, Kept, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
@@ -140,8 +140,6 @@ class TorchRunner:
         """All rows of the plan, launch by launch."""
         self.store.arrive()
         batch, staged = self._batch(plan)
-        drafted = [row.slot for row in plan.decode if row.drafts]
-        before = {slot: [live.clone() for live in self.states.of(slot)] for slot in drafted}
         hidden_TH = self.model.hidden(batch, self.kv.backend, self.states)
         sampled = [row for row in plan.rows if row.sampled]
         drawn = self._draw(sampled, sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampled else None
@@ -149,7 +147,10 @@ class TorchRunner:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
         chosen = self.chooser.collect(drawn) if drawn else {}
         kept = [_kept(row, chosen.get(row.request_id)) for row in plan.rows]
-        self._take_back(plan.decode, kept, before)
+        held = zip(batch.decode, kept, strict=False)
+        stay = [Kept(span.held, span.slot, count) for span, count in held if span.held is not None and count]
+        if stay:
+            self.model.commit(stay, self.states)
         spans = [slice(span.offset, span.offset + count) for span, count in zip(batch.spans, kept, strict=True)]
         for row, span in zip(plan.prefill, batch.prefill, strict=True):
             self._stops[row.slot] = hidden_TH[span.rows.stop - 1].clone()
@@ -163,19 +164,6 @@ class TorchRunner:
             else RowResult(row.request_id, error="the model produced values that are not finite")
             for row, span, sound in rows
         )
-
-    def _take_back(self, rows: Sequence[Segment], kept: Sequence[int], before: Mapping[int, Sequence[Tensor]]) -> None:
-        """Rows whose drafts were not all chosen: the states from before the step, then the tokens that stay once more.
-        What lies behind those in pages and rings is overwritten by the tokens that come there."""
-        again: list[Segment] = []
-        for row, count in zip(rows, kept, strict=False):
-            if count < len(row.tokens):
-                for live, saved in zip(self.states.of(row.slot), before[row.slot], strict=True):
-                    live.copy_(saved)
-                again.append(_without_drafts(row, count))
-        if again:
-            batch, _ = self._batch(StepPlan(0, decode=tuple(again)))
-            self.model.hidden(batch, self.kv.backend, self.states)
 
     def _save_behind(self, rows: Sequence[Segment], hidden_RH: Iterable[Tensor]) -> None:
         """Checkpoints at the end of decode rows are what their slots hold now."""
@@ -204,7 +192,8 @@ class TorchRunner:
             saves = [_Staged(save.checkpoint, self.store.new_checkpoint(save.position)) for save in inside]
             staged += saves
             into = tuple(Save(each.tensors) for each in saves)
-            spans.append(Span(offset, len(row.tokens), row.start, row.slot, self.tables.of(row), into))
+            held = Held() if row.drafts else None
+            spans.append(Span(offset, len(row.tokens), row.start, row.slot, self.tables.of(row), into, held))
             offset += len(row.tokens)
             logit_rows += range(offset - row.sampled, offset)
         tokens = [token for row in plan.rows for token in row.tokens]
@@ -270,14 +259,8 @@ class TorchRunner:
 
 
 def _kept(row: Segment, result: RowResult | None) -> int:
-    """Tokens of a row that stay: of one with drafts as many as it has yielded, unless it has failed or ended."""
-    return len(result.tokens) if row.drafts and result is not None and result.tokens else len(row.tokens)
-
-
-def _without_drafts(row: Segment, count: int) -> Segment:
-    """Its first tokens, of which nothing is wanted."""
-    tokens, positions = row.tokens[:count], row.positions[:count]
-    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=0, saves=())
+    """Tokens of a row that stay: of one with drafts as many as it has yielded, so none if it has failed or ended."""
+    return len(result.tokens) if row.drafts and result is not None else len(row.tokens)
 
 
 def _finite_spans(hidden_TH: Tensor, spans: Sequence[slice]) -> list[bool]:
