@@ -14,6 +14,7 @@ from run_world import World, ask, logprob_gap, tokens_of
 from kakera.contract.request import Constraint, Request, ThinkingBudget
 from kakera.contract.step import SamplingInput
 from kakera.ops import linear
+from kakera.schedule.drafts import Drafts
 
 END, CALL, THINK_END = 258, 259, 262
 JSON = 'start: %json {"type":"object","properties":{"n":{"type":"integer","minimum":0,"maximum":99}},' + (
@@ -65,7 +66,7 @@ def plain(tiny_model):
 @pytest.mark.parametrize("changes", [{}, {"pages": 14, "slots": 3}], ids=["roomy", "crowded"])
 def test_drafts_change_no_text(tiny_model, plain, changes, wrong):
     world = World.build(tiny_model, **changes)
-    world.engine.scheduler.drafter = adversary({name: answer.tokens for name, answer in plain.items()}, 1, wrong)
+    world.engine.scheduler.drafts = Drafts(adversary({name: answer.tokens for name, answer in plain.items()}, 1, wrong))
     answers = dict(zip(plain, world.answer(*requests()), strict=True))
     for name, wanted in plain.items():
         found = answers[name]
@@ -121,7 +122,7 @@ def test_states_pages_checkpoints_and_log_probabilities_have_the_bits_of_plain_d
     wanted, found = noting(plain), noting(drafted)
     answers = dict(zip((r.id for r in requests()), plain.answer(*requests()), strict=True))
     texts = {name: answer.tokens for name, answer in answers.items()}
-    drafted.engine.scheduler.drafter = adversary(texts, 3, 0.4)
+    drafted.engine.scheduler.drafts = Drafts(adversary(texts, 3, 0.4))
     for one, other in zip(answers.values(), drafted.answer(*requests()), strict=True):
         assert one.tokens == other.tokens and one.logprobs == other.logprobs
     assert len(found) < 0.6 * len(wanted)
@@ -138,7 +139,7 @@ def test_a_second_turn_hits_what_drafted_rows_have_saved(tiny_model):
     for drafted in (False, True):
         world = World.build(tiny_model).watch()
         if drafted:
-            world.engine.scheduler.drafter = adversary({"a": texts[0][0], "b": texts[0][1]}, 2, 0.5)
+            world.engine.scheduler.drafts = Drafts(adversary({"a": texts[0][0], "b": texts[0][1]}, 2, 0.5))
         first = world.one(ask("a", tokens_of(1, 150), 80))
         turn = (*tokens_of(1, 150), *first.tokens, *tokens_of(2, 20))
         second = world.one(ask("b", turn, 40))
@@ -168,10 +169,10 @@ def test_a_draft_whose_values_are_not_finite_harms_its_own_row_at_most(tiny_mode
         right = texts[given.request_id][given.generated :][:2]
         return (right + [poison] * (given.request_id == "bad" and given.generated > 30))[:most]
 
-    world.engine.scheduler.drafter = draft
+    world.engine.scheduler.drafts = Drafts(draft)
     bad, good = world.answer(*requests)
     assert good.tokens == texts["good"] and bad.tokens == texts["bad"]
-    world.engine.scheduler.drafter = None
+    world.engine.scheduler.drafts = None
     for name, request in zip("xy", requests, strict=True):
         again = world.one(replace(request, id=name))
         assert again.tokens == texts[request.id] and again.finished.usage.cached_tokens == 64
@@ -182,7 +183,7 @@ def test_drafted_rows_go_launch_by_launch_beside_graphs(tiny_model, plain):
     world = World.build(tiny_model)
     made = with_graphs(world)
     texts = {name: answer.tokens for name, answer in plain.items() if name in ("r1", "r4")}
-    world.engine.scheduler.drafter = adversary(texts, 5, 0.0)
+    world.engine.scheduler.drafts = Drafts(adversary(texts, 5, 0.0))
     answers = world.answer(*requests())
     assert [one.tokens for one in answers] == [one.tokens for one in plain.values()]
     assert sum(one.replays for one in made) > 10

@@ -31,6 +31,7 @@ from kakera.run.build import build_engine
 from kakera.run.generate import generate
 from kakera.run.process.recipe import Recording, record
 from kakera.run.recording.replay import Replay
+from kakera.schedule.drafts import Drafts
 
 PREFIX = tokens_of(1, 300)
 
@@ -149,7 +150,7 @@ def test_rows_with_drafts_go_on_from_what_was_kept_then_whatever_is_chosen_now(t
     for drafter in (None, draft):
         plan = tiny_plan(tiny_model)
         engine = build_engine(tiny_model, plan)
-        engine.scheduler.drafter = drafter
+        engine.scheduler.drafts = drafter and Drafts(drafter)
         record(engine, plan, Recording(tmp_path / "run", "tiny", prompts))
         first = generate(engine, [ask("first", prefix, 100)])["first"]
         turn = (*prefix, *first.tokens, *tokens_of(8, 20))

@@ -13,6 +13,7 @@ from kakera.contract.events import Event, Finished, Flushed, PromptLogprobs, Tok
 from kakera.contract.grid import PAGE
 from kakera.contract.request import NO_LIMIT, Boundary, Request, Sampling
 from kakera.contract.step import StepPlan
+from kakera.schedule.drafts import Drafts
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 
@@ -48,7 +49,7 @@ class Driver:
         self.cache = PrefixCache(CacheSizes(pages, host_bytes, CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES, windowed))
         self.clock = Clock()
         limits = Limits(context=context, pages=pages, slots=slots, chunk=chunk, max_waiting=max_waiting, saves=saves)
-        self.scheduler = Scheduler(limits, self.cache, self.clock, drafter, disk)
+        self.scheduler = Scheduler(limits, self.cache, self.clock, drafter and Drafts(drafter), disk)
         self.runner = FakeRunner(self.cache, self.context_of, seconds or (lambda plan: 0.01))
         self.runner.disk = disk
         if disk is not None:

@@ -12,6 +12,7 @@ from kakera.plan.plan import Wishes
 if TYPE_CHECKING:
     from kakera.plan.plan import Plan
     from kakera.run.engine import LocalEngine
+    from kakera.schedule.drafts import DraftWish
     from kakera.server.model import ServedModel
     from kakera.service.limits import Bounds
     from kakera.target.devices import Machine
@@ -48,6 +49,23 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads
     for caution in (*cautions(plan, machine, wishes), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan, threads=threads)
+
+
+def with_drafts(recipe: Recipe, wanted: DraftWish) -> Recipe:
+    """The same engine, which guesses what comes next. Raises UsageError for cards, which do not verify guesses yet."""
+    from dataclasses import replace
+
+    from kakera.errors import UsageError
+    from kakera.run.process.recipe import EngineRecipe
+    from kakera.schedule.drafts import AUTO, OFF
+
+    if not isinstance(recipe, EngineRecipe):
+        return recipe  # a script takes no time
+    if recipe.plan.target.has_cards:
+        if wanted not in (AUTO, OFF):
+            raise UsageError(f"--drafts {wanted}: guesses are checked on a CPU only so far; leave the option out")
+        wanted = OFF
+    return replace(recipe, drafts=wanted)
 
 
 def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:

@@ -60,6 +60,28 @@ DrainOption = Annotated[
     typer.Option("--drain-seconds", min=0, max=86400, help="Seconds for which requests may go on after SIGTERM."),
 ]
 DEFAULT_DRAIN = 3.0  # as in server/run.py
+
+
+def _drafts(text: str) -> Any:
+    from kakera.schedule.drafts import AUTO, MOST_DRAFTS, OFF
+
+    wanted = {AUTO: AUTO, "off": OFF}.get(text.strip().lower())
+    if wanted is None and text.isascii() and text.isdecimal() and int(text) <= MOST_DRAFTS:
+        wanted = int(text)
+    if wanted is None:
+        raise typer.BadParameter(f"{text!r}: write auto, off, or the most tokens to guess at once, up to {MOST_DRAFTS}")
+    return wanted
+
+
+DraftsOption = Annotated[
+    Any,
+    typer.Option(
+        "--drafts",
+        parser=_drafts,
+        metavar="auto|off|N",
+        help="Guess what comes next from the text so far, N tokens at most; auto: on a CPU, as far as it pays.",
+    ),
+]
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads of a CPU. Default: as many as are fast here, measured.")
 ]

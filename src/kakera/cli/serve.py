@@ -20,6 +20,7 @@ from kakera.cli.options import (
     CachePerKeyOption,
     CorsOption,
     DiskOption,
+    DraftsOption,
     DrainOption,
     EventsOption,
     HostOption,
@@ -68,6 +69,7 @@ def serve(
     ] = False,
     disk_cache: DiskOption = None,
     kv_events: EventsOption = None,
+    drafts: DraftsOption = "auto",
     prove: ProveOption = False,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
@@ -80,7 +82,15 @@ def serve(
     import os
     import signal
 
-    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for, with_disk, with_kv_events
+    from kakera.cli.engine import (
+        recipe_for,
+        recording,
+        served_model,
+        stall_limit_for,
+        with_disk,
+        with_drafts,
+        with_kv_events,
+    )
     from kakera.cli.model import resolve_model
     from kakera.cli.prove import prove_first
     from kakera.errors import UsageError
@@ -110,7 +120,7 @@ def serve(
     if claim:
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, aliases, any_name=any_name)
-    recipe = recipe_for(found, wishes, say, threads)
+    recipe = with_drafts(recipe_for(found, wishes, say, threads), drafts)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")

@@ -22,6 +22,7 @@ from kakera.cli.options import (
     CachePerKeyOption,
     CorsOption,
     DiskOption,
+    DraftsOption,
     DrainOption,
     EventsOption,
     HostOption,
@@ -66,6 +67,7 @@ def install(
     threads: ThreadsOption = None,
     disk_cache: DiskOption = None,
     kv_events: EventsOption = None,
+    drafts: DraftsOption = "auto",
     prove: ProveOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
     *,
@@ -92,6 +94,7 @@ def install(
     options += changed(
         {"keep-alive": (keep_alive, DEFAULT_KEEP_ALIVE), "drain-seconds": (drain_seconds, DEFAULT_DRAIN)}
     )
+    options += changed({"drafts": (drafts or "off", "auto")})
     options += changed({"threads": (threads, None), "disk-cache": (disk_cache, None), "kv-events": (kv_events, None)})
     facts = facts_for(found, options, wishes, drain_seconds)
     text = unit_text(facts)

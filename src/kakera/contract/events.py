@@ -18,6 +18,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
+    """`accepted_tokens` of the completion were guessed right and computed together; `rejected_tokens` were computed
+    and are not part of it."""
+
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
@@ -25,6 +28,8 @@ class Usage:
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0  # admission to first token
     decode_seconds: float = 0.0
+    accepted_tokens: int = 0
+    rejected_tokens: int = 0
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]

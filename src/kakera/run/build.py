@@ -39,6 +39,7 @@ from kakera.run.store.host import CheckpointShape, HostStore, Store
 from kakera.run.store.open_disk import disk_key, open_disk
 from kakera.run.store.pinned import PinnedStore, pinned_segments
 from kakera.run.store.side_stream import SideStream
+from kakera.schedule.drafts import Drafts
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
 from kakera.target.as_torch import DTYPES, activation_of, is_there
@@ -74,12 +75,14 @@ def build_engine(
     escha_bias: bool = False,
     grammars: bool = False,
     disk: DiskCache | None = None,
+    drafts: Drafts | None = None,
 ) -> LocalEngine:
     """Load the weights and allocate pages, slots and states. Raises CheckpointError, UsageError.
 
     `progress` is told how far loading and warming up have come. `escha_bias`: add the biases that Escha files carry and
     their published scores leave out. `grammars`: build now what grammars need (1.3 s for 248,320 tokens) instead of
-    with the first one, when running streams would wait for it. `disk`: keep prefixes there too.
+    with the first one, when running streams would wait for it. `disk`: keep prefixes there too. `drafts`: guess what
+    comes next.
     """
     check_cards(plan)
     rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None  # a wrong one is known at once
@@ -122,7 +125,7 @@ def build_engine(
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):
             log.warning(line)
-    return LocalEngine(scheduler_for(plan, records), runner)
+    return LocalEngine(scheduler_for(plan, records, drafts), runner)
 
 
 def take_memory(plan: Plan) -> None:
@@ -154,6 +157,6 @@ def over_plan(plan: Plan, taken: int) -> list[str]:
     ]
 
 
-def scheduler_for(plan: Plan, disk: DiskRecords | None = None) -> Scheduler:
+def scheduler_for(plan: Plan, disk: DiskRecords | None = None, drafts: Drafts | None = None) -> Scheduler:
     """The deciding half, which no device is needed for."""
-    return Scheduler(Limits.of(plan), PrefixCache(CacheSizes.of(plan)), time.monotonic, disk=disk)
+    return Scheduler(Limits.of(plan), PrefixCache(CacheSizes.of(plan)), time.monotonic, drafts, disk)

@@ -18,7 +18,7 @@ from kakera.schedule.admission import Admission
 from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.disk import DiskWork, Tier
-from kakera.schedule.drafts import Drafter, drafts_of
+from kakera.schedule.drafts import Drafts, count_accepted
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -35,14 +35,14 @@ class Scheduler:
         limits: Limits,
         cache: PrefixCache,
         clock: Callable[[], float] = time.monotonic,
-        drafter: Drafter | None = None,
+        drafts: Drafts | None = None,
         disk: Tier | None = None,
     ) -> None:
-        """`drafter`: decode rows carry its guesses, and nothing runs ahead of them. `disk`: keeps prefixes too."""
+        """`drafts`: decode rows carry them, and nothing runs ahead of them. `disk`: keeps prefixes too."""
         self.limits = limits
         self.cache = cache
         self.clock = clock
-        self.drafter = drafter
+        self.drafts = drafts
         self.waiting = WaitingQueue()
         self.running = Running(limits.slots)
         self.admission = Admission(limits, cache, clock)
@@ -108,8 +108,9 @@ class Scheduler:
         if self.disk is not None:
             self.disk.read(self.waiting)
         running = len(self.running)
+        drafts = self.drafts.of(self._decoding(), self.limits.context) if self.drafts is not None else {}
         decoding = (sequence for sequence in self._decoding() if self._has_page(sequence))
-        decode = [self._row(s, len(s.tokens), drafts_of(self.drafter, s, self.limits.context)) for s in decoding]
+        decode = [self._row(s, len(s.tokens), drafts.get(s.id, ())) for s in decoding]
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
             gone = self._admit()
             decode = [row for row in decode if row.request_id not in gone]
@@ -161,7 +162,7 @@ class Scheduler:
         left_out = [sequence.id for sequence in running if sequence.ahead and sequence.id not in rows]
         assert not left_out, f"{left_out} were let ahead: their states are a token further than what is planned"
         last = {sequence.id for sequence in running if sequence.is_last_token(self.limits.context)}
-        may_follow = () if beside_prompts or self.drafter else followers(decode, last)
+        may_follow = () if beside_prompts or self.drafts else followers(decode, last)
         for sequence in running:
             sequence.ahead = rows.get(sequence.id) in may_follow
         return may_follow
@@ -233,24 +234,31 @@ class Scheduler:
             self.budget.observe(prefilled, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}
-        for row in plan.rows:
+        drafted = []
+        for i, row in enumerate(plan.rows):
             sequence = self.running.get(row.request_id)
             assert sequence is not None
-            self._commit_row(sequence, row, results.get(row.request_id))
+            accepted = self._commit_row(sequence, row, results.get(row.request_id))
+            if i < len(plan.decode):
+                drafted.append((sequence, len(row.drafts), accepted))
+        if self.drafts is not None:
+            self.drafts.observe(drafted, result.seconds, beside_prompts=bool(plan.prefill))
         for sequence in self.running.oldest_first():
             if sequence.aborted:
                 self._end(sequence, "abort")
         return self.take_events()
 
-    def _commit_row(self, sequence: Sequence, row: Segment, result: RowResult | None) -> None:
+    def _commit_row(self, sequence: Sequence, row: Segment, result: RowResult | None) -> int:
+        """Returns how many of its drafts stay."""
         lease = sequence.lease
         assert lease is not None
         if result is None or result.error:
             self.cache.forfeit(lease)
             result = result or RowResult(row.request_id, error="the runner returned nothing for this request")
             self._end(sequence, "error", result.error, result.code)
-            return
+            return 0
         tokens, reason = sequence.advance(row, result, self.limits.context)
+        accepted = self._count_drafts(sequence, row, tokens)
         if sequence.computed < row.end:
             self.cache.forfeit(lease)  # not all drafts stay, so its end was not saved
         if sequence.cached:
@@ -260,6 +268,18 @@ class Scheduler:
             self._report_row(sequence, tokens, reason, result)
             if reason:
                 self._end(sequence, reason)
+        return accepted
+
+    def _count_drafts(self, sequence: Sequence, row: Segment, tokens: list[int]) -> int:
+        """How many of a row's drafts stay, since these tokens do."""
+        if not row.drafts:
+            return 0
+        accepted = count_accepted(row, tokens)
+        sequence.accepted += accepted
+        sequence.rejected += len(row.drafts) - accepted
+        self.cache.counters["drafted_tokens"] += len(row.drafts)
+        self.cache.counters["accepted_tokens"] += accepted
+        return accepted
 
     def _report_row(
         self, sequence: Sequence, tokens: list[int], reason: FinishReason | None, result: RowResult

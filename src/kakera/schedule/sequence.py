@@ -46,6 +46,9 @@ class Sequence:
     stop_token: int | None = None  # the end token that ended it
     allowed: int = NO_LIMIT  # tokens that its reader lets it generate by now, in all
     loops: LoopGuard | None = None
+    accepted: int = 0  # drafts that stayed, and those that did not
+    rejected: int = 0
+    credit: float | None = None  # seconds that drafts may cost it (drafts.py)
 
     def __post_init__(self) -> None:
         self.loops = LoopGuard() if self.request.sampling.loop_guard else None
@@ -213,4 +216,6 @@ class Sequence:
             queue_seconds=admitted - self.submitted_at,
             prefill_seconds=first - admitted,
             decode_seconds=now - first,
+            accepted_tokens=self.accepted,
+            rejected_tokens=self.rejected,
         )

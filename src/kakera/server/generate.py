@@ -129,6 +129,8 @@ class Generation:
             self.usages[0],
             cached_tokens=min(usage.cached_tokens for usage in self.usages),
             completion_tokens=sum(usage.completion_tokens for usage in self.usages),
+            accepted_tokens=sum(usage.accepted_tokens for usage in self.usages),
+            rejected_tokens=sum(usage.rejected_tokens for usage in self.usages),
         )
 
 
@@ -146,4 +148,6 @@ def join_usage(usages: list[Usage]) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
+        accepted_tokens=sum(usage.accepted_tokens for usage in usages),
+        rejected_tokens=sum(usage.rejected_tokens for usage in usages),
     )

@@ -41,7 +41,7 @@ class AnthropicErrorAnswer(TypedDict):
 
 
 @closed
-class ReasoningTokens(TypedDict):  # of chat completions and of responses
+class ReasoningTokens(TypedDict):  # of responses
     reasoning_tokens: int
 
 

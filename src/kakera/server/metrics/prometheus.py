@@ -59,6 +59,8 @@ class Metrics:
         self.prompt_tokens = counter("prompt_tokens", "prompt tokens of finished requests")
         self.cached_tokens = counter("cached_tokens", "prompt tokens taken from the cache")
         self.generated_tokens = counter("generated_tokens", "tokens generated, counted as they come")
+        self.drafted_tokens = counter("drafted_tokens", "tokens guessed and checked for finished requests")
+        self.accepted_tokens = counter("accepted_tokens", "of these, tokens that were right")
         self.misses = counter("cache_misses", "finished requests by why not more was cached", "reason")
         self.ttft = histogram("time_to_first_token_seconds", "receipt to first token", TTFT_BUCKETS)
         self.inter_token = histogram("inter_token_seconds", "between tokens of a choice", INTER_TOKEN_BUCKETS)

@@ -109,6 +109,8 @@ class RequestRecord:
             self.metrics.queue_seconds.observe(self._waited(usages))
             self.metrics.prompt_tokens.inc(self.prompt_tokens)
             self.metrics.cached_tokens.inc(cached)
+            self.metrics.drafted_tokens.inc(sum(_drafted(usage) for usage in usages))
+            self.metrics.accepted_tokens.inc(sum(usage.accepted_tokens for usage in usages))
             self.metrics.misses.labels(WHERE.sub("", miss) or "none").inc()
         line = self._line(reason, cached, miss, usages)
         self.metrics.recent.append({"at": time.time(), **line})
@@ -129,12 +131,18 @@ class RequestRecord:
             "cached": cached,
             "miss": miss,
             "generated": self.generated,
+            "drafted": sum(_drafted(usage) for usage in usages),
+            "accepted": sum(usage.accepted_tokens for usage in usages),
             "queue_s": round(self._waited(usages), 4) if usages else None,
             "ttft_s": None if self.first_token is None else round(self.first_token - self.began, 4),
             "tokens_per_s": round((self.generated - 1) / decode, 1) if self.generated > 1 and decode > 0 else None,
             "total_s": round(now - self.began, 4),
             "finish": reason,
         }
+
+
+def _drafted(usage: Usage) -> int:
+    return usage.accepted_tokens + usage.rejected_tokens
 
 
 def _read_speed(usages: list[Usage], cached: int) -> float | None:

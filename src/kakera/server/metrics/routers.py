@@ -22,6 +22,8 @@ NAMES = (
     ("kakera_generated_tokens", "vllm:generation_tokens"),
     ("kakera_prompt_tokens", "vllm:prefix_cache_queries"),  # vLLM counts both in tokens, too
     ("kakera_cached_tokens", "vllm:prefix_cache_hits"),
+    ("kakera_drafted_tokens", "vllm:spec_decode_num_draft_tokens"),
+    ("kakera_accepted_tokens", "vllm:spec_decode_num_accepted_tokens"),
     ("kakera_time_to_first_token_seconds", "vllm:time_to_first_token_seconds"),
     ("kakera_inter_token_seconds", "vllm:inter_token_latency_seconds"),
     ("kakera_request_seconds", "vllm:e2e_request_latency_seconds"),

@@ -7,7 +7,7 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict  # pydantic needs this TypedDict before Python 3.12
 
 from kakera.contract.events import Usage
-from kakera.server.http.openapi import ReasoningTokens, closed
+from kakera.server.http.openapi import closed
 
 
 @closed
@@ -16,7 +16,18 @@ class CachedTokens(TypedDict):
 
 
 @closed
-class CompletionUsage(TypedDict):
+class PredictedTokens(TypedDict):
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+@closed
+class ChatDetails(PredictedTokens):
+    reasoning_tokens: int
+
+
+@closed
+class PromptUsage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -24,8 +35,13 @@ class CompletionUsage(TypedDict):
 
 
 @closed
-class ChatUsage(CompletionUsage):
-    completion_tokens_details: ReasoningTokens
+class CompletionUsage(PromptUsage):
+    completion_tokens_details: PredictedTokens
+
+
+@closed
+class ChatUsage(PromptUsage):
+    completion_tokens_details: ChatDetails
 
 
 @closed
@@ -143,13 +159,26 @@ class Text(TypedDict):
 
 def chat_usage(usage: Usage, reasoning_tokens: int) -> ChatUsage:
     """Reasoning tokens are among the completion tokens."""
-    return {**usage_object(usage), "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+    details: ChatDetails = {"reasoning_tokens": reasoning_tokens, **_predicted(usage)}
+    return {**_counted(usage), "completion_tokens_details": details}
 
 
 def usage_object(usage: Usage) -> CompletionUsage:
+    return {**_counted(usage), "completion_tokens_details": _predicted(usage)}
+
+
+def _counted(usage: Usage) -> PromptUsage:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _predicted(usage: Usage) -> PredictedTokens:
+    """Of drafts. Accepted ones are among the completion tokens, rejected ones are not."""
+    return {
+        "accepted_prediction_tokens": usage.accepted_tokens,
+        "rejected_prediction_tokens": usage.rejected_tokens,
     }

@@ -74,7 +74,7 @@ export function showFinished(place, finished) {
   }
   const columns = [
     ["ended", ""], ["prompt", "number"], ["cached", "number"], ["not more cached because", "note"],
-    ["first token", "number"], ["tokens", "number"], ["tokens/s", "number"], ["finish", ""],
+    ["first token", "number"], ["tokens", "number"], ["guessed", "number"], ["tokens/s", "number"], ["finish", ""],
   ];
   const rows = finished.map((line) => [
     new Date(line.at * 1000).toLocaleTimeString(),
@@ -83,6 +83,7 @@ export function showFinished(place, finished) {
     line.miss || (line.cached ? "all that was known is used" : ""),
     duration(line.ttft_s),
     number(line.generated),
+    line.drafted ? `${number(line.accepted)} of ${number(line.drafted)}` : "",
     rate(line.tokens_per_s),
     line.finish,
   ]);
