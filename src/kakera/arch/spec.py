@@ -126,7 +126,8 @@ QWEN_NAMES = Names(
 class ModelSpec:
     """`hidden`: values of one residual stream; `vocab`: rows of embedding and head; `eos`: end tokens, the first of
     which counts where one is meant; `finish`: name of the last read; `embedding`: where that may lie, best first;
-    `unserved`: why it can be planned and not served."""
+    `unserved`: why it can be planned and not served; `drafting`: its draft layer is loaded and computed, so that its
+    tensors and its states count."""
 
     model_type: str
     vocab: int
@@ -142,6 +143,7 @@ class ModelSpec:
     finish: str = "model.norm"
     embedding: tuple[Place, ...] = ("device",)
     unserved: str = ""
+    drafting: bool = False
 
     @staticmethod
     def of(config: Config, layers: tuple[Layer, ...], residual: Residual, draft: Draft | None = None) -> ModelSpec:
@@ -169,11 +171,15 @@ class ModelSpec:
         return self.names.optional + (() if self.draft is None else (self.draft.prefix,))
 
     def counts(self, stored: str) -> bool:
-        """Whether serving loads a stored tensor: no draft layer, no vision tower."""
-        return not self.names.canonical(stored).startswith((*self.names.ignored, *self.optional))
+        """Whether serving loads a stored tensor: no vision tower, and a draft layer only if it is computed."""
+        name = self.names.canonical(stored)
+        if self.draft is not None and name.startswith(self.draft.prefix):
+            return self.drafting
+        return not name.startswith((*self.names.ignored, *self.optional))
 
     def tensors(self, draft: bool = False) -> dict[str, Tensor]:
-        """All that a checkpoint must hold, by canonical name. `draft`: with the draft layer."""
+        """All that a checkpoint must hold, by canonical name. `draft`: with the draft layer, even if it is not
+        computed."""
         rows = by_rows(0, self.vocab)
         head = Tensor(LM_HEAD, (self.vocab, self.hidden), "linear", rows, HEAD, OF_HEAD)
         part = "" if self.embedding == ("device",) else "embedding"
@@ -184,7 +190,7 @@ class ModelSpec:
             replace(head, alias=EMBEDDING) if self.tied else head,
             *(tensor for layer in self.layers for tensor in self.of_layer(layer)),
         ]
-        if draft and self.draft is not None:
+        if (draft or self.drafting) and self.draft is not None:
             found += self._of_draft(self.draft)
         return {tensor.name: tensor for tensor in found}
 
@@ -230,12 +236,17 @@ class ModelSpec:
 
     @cached_property
     def states(self) -> Mapping[State, int]:
-        """Every state of the layers, with the number of layers that have it."""
+        """Every state of the layers, and of a draft layer that is computed, with the number of layers that have it."""
         found: dict[State, int] = {}
-        for block, layers in self.distinct.items():
+        drafting = ((block, 1) for layer in self._drafting for block in layer.blocks)
+        for block, layers in (*self.distinct.items(), *drafting):
             for state in block.states():
                 found[state] = found.get(state, 0) + layers
         return found
+
+    @property
+    def _drafting(self) -> tuple[Layer, ...]:
+        return self.draft.layers if self.drafting and self.draft is not None else ()
 
     def with_block(self, kind: str) -> tuple[int, ...]:
         """The layers that have a block of that kind."""
@@ -244,6 +255,11 @@ class ModelSpec:
     @cached_property
     def full_layers(self) -> tuple[int, ...]:
         return self.with_block(AttentionSpec.kind)
+
+    @cached_property
+    def kv_layers(self) -> int:
+        """Layers whose keys and values are stored: the model's, then the draft layer's if it is computed."""
+        return len(self.full_layers) + sum(layer.block(AttentionSpec.kind) is not None for layer in self._drafting)
 
     @cached_property
     def gdn_layers(self) -> tuple[int, ...]:
@@ -295,8 +311,8 @@ class ModelSpec:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Values of K and V of one token over all full-attention layers."""
-        return 2 * len(self.full_layers) * self.kv_heads * self.head_dim
+        """Values of K and V of one token over all layers that store them."""
+        return 2 * self.kv_layers * self.kv_heads * self.head_dim
 
     @property
     def draft_layers(self) -> int:

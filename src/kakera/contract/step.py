@@ -128,6 +128,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     Logits are wanted of the last `sampled` tokens, behind each of which the next one is chosen, and of the first
     `scored`, whose successors are known (echo). `positions`: rope positions of the tokens; () = those of the cache.
+    `propose`: the most tokens that the model's draft layer is to guess behind what a decode row yields.
     """
 
     request_id: str
@@ -140,6 +141,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     scored: int = 0
     saves: tuple[SavePoint, ...] = ()
     positions: tuple[int, ...] = ()
+    propose: int = 0
 
     @property
     def end(self) -> int:
@@ -217,7 +219,8 @@ class RowResult:
     """What one row yielded. `tokens` is empty unless the row samples. `error` fails this request only; `code` says
     whose fault it is: the engine's, or that of the request's own grammar.
 
-    `complete`: the request's constraint lets nothing follow behind `tokens`, all of which are shown.
+    `complete`: the request's constraint lets nothing follow behind `tokens`, all of which are shown. `proposed`: what
+    the draft layer guesses behind them.
     """
 
     request_id: str
@@ -227,6 +230,7 @@ class RowResult:
     error: str = ""
     code: str = ENGINE_ERROR
     complete: bool = False
+    proposed: tuple[int, ...] = ()
 
 
 def follow_drafts(drafts: Sequence[int], choose: Callable[[int], RowResult]) -> RowResult:
@@ -244,6 +248,9 @@ def follow_drafts(drafts: Sequence[int], choose: Callable[[int], RowResult]) -> 
 
 @dataclass(frozen=True)
 class StepResult:
+    """`guessing`: of the seconds, those that the draft layer took to guess."""
+
     step: int
     rows: tuple[RowResult, ...]
     seconds: float
+    guessing: float = 0.0

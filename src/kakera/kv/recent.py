@@ -27,7 +27,7 @@ class RecentStore:
     def __init__(self, spec: ModelSpec, fmt: KvFormat, slots: int, device: torch.device):
         self.window_pages = fmt.window_pages
         self.places = fmt.ring_pages
-        layers, page = len(spec.full_layers), (2, spec.kv_heads, PAGE, spec.head_dim)
+        layers, page = spec.kv_layers, (2, spec.kv_heads, PAGE, spec.head_dim)
         self.ring = torch.empty((layers, slots, self.places, *page), dtype=WINDOW_DTYPE, device=device)
         self.sink = torch.empty((layers, slots, *page), dtype=WINDOW_DTYPE, device=device)
 

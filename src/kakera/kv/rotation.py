@@ -97,7 +97,7 @@ class Rotation:
 
     def check(self, spec: ModelSpec) -> None:
         """Raises CheckpointError if the shapes are those of another model."""
-        shape = (len(spec.full_layers), spec.kv_heads, spec.head_dim)
+        shape = (spec.kv_layers, spec.kv_heads, spec.head_dim)
         for frame in (self.k, self.v):
             rotation_LKDD, found = frame.rotation_LKDD, tuple(frame.centre_LKD.shape)
             if found != shape or (rotation_LKDD is not None and rotation_LKDD.shape != (*shape, spec.head_dim)):
@@ -109,7 +109,7 @@ class Rotation:
     @staticmethod
     def hadamard(spec: ModelSpec) -> Rotation:
         """The normalised Sylvester Hadamard matrix for every head, no centres. head_dim must be a power of two."""
-        frame = Frame(None, torch.zeros(len(spec.full_layers), spec.kv_heads, spec.head_dim))
+        frame = Frame(None, torch.zeros(spec.kv_layers, spec.kv_heads, spec.head_dim))
         return Rotation(frame, frame)
 
     @staticmethod
@@ -203,6 +203,8 @@ def _frame(path: Path, record: dict[str, Any], spec: ModelSpec) -> Frame:
     if missing:
         raise CheckpointError(f"{path}: no rotation for the full-attention layers {missing} of this model")
     entries = [(layer, layers[str(layer)]) for layer in spec.full_layers]
+    plain = [{"rotation": hadamard_matrix(spec.head_dim)}] * (spec.kv_layers - len(entries))  # nobody calibrates drafts
+    entries += [(-1, entry) for entry in plain]
     rotation_LKDD = torch.stack([_matrix(path, layer, entry, spec) for layer, entry in entries])
     centre_LKD = torch.stack([_centre(path, layer, entry, spec) for layer, entry in entries])
     fast = torch.allclose(rotation_LKDD, hadamard_matrix(spec.head_dim).expand_as(rotation_LKDD), rtol=0, atol=1e-6)

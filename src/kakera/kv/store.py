@@ -87,7 +87,7 @@ class DenseStore(KvStore):
 
     def __init__(self, spec: ModelSpec, dtype: torch.dtype, pages: int, device: torch.device):
         self.dtype = dtype
-        shape = (len(spec.full_layers), pages, 2, spec.kv_heads, PAGE, spec.head_dim)
+        shape = (spec.kv_layers, pages, 2, spec.kv_heads, PAGE, spec.head_dim)
         self.kv_LP2KND = torch.empty(shape, dtype=dtype, device=device)
 
     def page_tensors(self) -> tuple[Tensor, ...]:
@@ -110,7 +110,7 @@ class Int2Store(KvStore):
     def __init__(
         self, spec: ModelSpec, fmt: KvFormat, pages: int, slots: int, rotation: Rotation, device: torch.device
     ):
-        layers, heads, dim = len(spec.full_layers), spec.kv_heads, spec.head_dim
+        layers, heads, dim = spec.kv_layers, spec.kv_heads, spec.head_dim
         self.group, self.window_pages = fmt.group, fmt.window_pages
         page = (layers, pages, 2, heads)
         self.codes = torch.empty((*page, PAGE, dim // 4), dtype=torch.uint8, device=device)

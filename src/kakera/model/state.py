@@ -16,7 +16,8 @@ class StatePool:
 
     Gated DeltaNet's: state_LSVKD, float32 [GDN layers, slots, v_heads, k_dim, v_dim], never rounded while a request
     lives; conv_LSWC [GDN layers, slots, taps - 1, channels], the last qkv columns before the convolution, model dtype.
-    Both are empty for a model without.
+    Both are empty for a model without. before_SH: what a draft layer takes of the token before the next one, as it was
+    when the slot was reset or loaded; empty for a model whose draft layer is not computed.
     """
 
     def __init__(
@@ -27,6 +28,8 @@ class StatePool:
             for part in slot_record(spec, activation_of(dtype))
         }
         self._none = torch.zeros(0, slots, device=device)
+        width = spec.draft.width if spec.drafting and spec.draft is not None else 0
+        self.before_SH = torch.zeros(slots, width, dtype=dtype, device=device)
         self.device = self._none.device
 
     @property
@@ -43,11 +46,14 @@ class StatePool:
 
     def reset(self, slot: int) -> None:
         """A sequence starts: no token has been seen."""
+        self.before_SH[slot] = 0.0
         for part in self.parts.values():
             part[:, slot] = 0.0
 
     def load(self, slot: int, checkpoint: CheckpointTensors) -> None:
         """Continue from a checkpoint; rounded if its dtype was. What none carries is empty on the grid."""
+        if checkpoint.hidden_H is not None and self.before_SH.shape[1]:
+            self.before_SH[slot].copy_(checkpoint.hidden_H)
         for name, part in self.parts.items():
             part[:, slot].copy_(checkpoint.parts[name]) if name in checkpoint.parts else part[:, slot].zero_()
 

@@ -30,6 +30,7 @@ from kakera.plan.store_sizes import StoreSizes
 from kakera.run.choose.chooser import Chooser
 from kakera.run.engine import LocalEngine
 from kakera.run.process.starting import Tell
+from kakera.run.step.draft_layer import DraftLayer
 from kakera.run.step.graphs import DecodeGraphs
 from kakera.run.step.page_tables import PageTables
 from kakera.run.step.runner import TorchRunner
@@ -99,7 +100,9 @@ def build_engine(
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     on_host = plan.embedding == "host"
     told = partial(tell, LOADING)
-    model = HybridModel.load(directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host)
+    model = HybridModel.load(
+        directory, dtype, device, told, escha_bias=escha_bias, draft=plan.spec.drafting, embedding_on_host=on_host
+    )
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
@@ -120,7 +123,8 @@ def build_engine(
         key = disk_key(directory, plan, str(dtype).removeprefix("torch."), escha_bias)
         tier = open_disk(disk, key, plan.checkpoint_bytes)
         records = DiskRecords(store, tier) if tier is not None else None
-    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs, records)
+    layer = DraftLayer(model, kv.backend, states, tables) if plan.spec.drafting else None
+    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs, records, layer)
     if target.has_cards:
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final, Literal
 
-from kakera.contract.step import SamplingInput, Segment
+from kakera.contract.step import SamplingInput, Segment, StepResult
+from kakera.schedule.depths import DEEPEST
 from kakera.schedule.sequence import Sequence
 
 Drafter = Callable[[SamplingInput, int], Tokens[int]]
@@ -26,6 +28,7 @@ MOST_DRAFTS = 31  # a row of 32 tokens: products of more rows are bound by arith
 ALLOWANCE = 0.02  # of the time that a request takes without drafts
 MOST_CREDIT = 8.0  # steps: what was once saved is not all risked again
 _FIRST_GUESS = 0.15  # of a step of one token: what one more costs, before anything was measured
+_FIRST_DEPTH = 0.25  # of a token: what the draft layer takes to guess one, before anything was measured
 _WEIGHT = 0.25  # of the newest measurement
 _OUTLIER = 4.0  # a slower step (a page fault, another program) counts as so many times the estimate
 
@@ -61,55 +64,112 @@ class StepCosts:
         return 0.0 if before is None or behind is None else max(0.0, behind - before)
 
 
+@dataclass(frozen=True)
+class Guess:
+    """What a row carries behind its last known token, and the most that the draft layer is to guess behind it.
+    `looked_up`: the drafter's, not the layer's."""
+
+    drafts: tuple[int, ...] = ()
+    propose: int = 0
+    looked_up: bool = False
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A decode row of a step that has run: its drafts, how many of them stay, and the draft layer's next guesses."""
+
+    sequence: Sequence
+    drafts: int
+    accepted: int
+    proposed: int
+
+
 class Drafts:
-    """The guesses of a drafter, at most `most` a row; `paying`: and as far as they pay."""
+    """The guesses of a drafter, and where it has none those of the draft layer, if that is computed (`layer`): at most
+    `most` a row; `paying`: and as far as they pay."""
 
-    def __init__(self, drafter: Drafter, most: int | None = None, paying: bool = False):
-        self._drafter, self._most, self._paying = drafter, most, paying
+    def __init__(
+        self, drafter: Drafter | None, most: int | None = None, paying: bool = False, layer: bool = False
+    ) -> None:
+        self._drafter, self._most, self._paying, self._layer = drafter, most, paying, layer
         self.costs = StepCosts()
+        self.guess_seconds = 0.0  # of the draft layer, for one guess
+        self._made: dict[str, Guess] = {}  # for the step that is planned or runs
 
-    def of(self, sequences: Iterable[Sequence], context: int) -> dict[str, tuple[int, ...]]:
-        """What the next rows of those that decode carry behind their last known tokens, by request."""
-        found: dict[str, tuple[int, ...]] = {}
+    def of(self, sequences: Iterable[Sequence], context: int) -> dict[str, Guess]:
+        """What the next rows of those that decode carry, by request."""
+        found: dict[str, Guess] = {}
         rows = list(sequences)
         tokens = len(rows)
         for sequence in rows:
-            guess = self._guess(sequence, context)
-            if guess and self._paying:
-                guess = guess[: self._affordable(sequence, len(rows), tokens, len(guess))]
-            found[sequence.id] = guess
-            tokens += len(guess)
+            most = sequence.most_drafts(context)
+            most = max(0, most if self._most is None else min(most, self._most))
+            drafts = self._look_up(sequence, most)
+            looked_up = bool(drafts)
+            drafts = drafts or sequence.proposed[:most]
+            if drafts and self._paying:
+                drafts = drafts[: self._affordable(sequence, len(rows), tokens, len(drafts))]
+            found[sequence.id] = Guess(drafts, 0 if looked_up else self._propose(sequence, len(rows)), looked_up)
+            tokens += len(drafts)
+        self._made = found
         return found
 
-    def _guess(self, sequence: Sequence, context: int) -> tuple[int, ...]:
-        most = sequence.most_drafts(context)
-        if self._most is not None:
-            most = min(most, self._most)
-        return tuple(self._drafter(sequence.sampling_input(), most)[:most]) if most > 0 else ()
+    def _look_up(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        if self._drafter is None or most == 0:
+            return ()
+        return tuple(self._drafter(sequence.sampling_input(), most)[:most])
+
+    def _propose(self, sequence: Sequence, rows: int) -> int:
+        if not self._layer:
+            return 0
+        most = DEEPEST if self._most is None else min(DEEPEST, self._most)
+        if not self._paying:
+            return most
+        if (plain := self.costs.of(rows)) is None:
+            return 0
+        token = plain / rows
+        each = self.guess_seconds or _FIRST_DEPTH * token
+        best = sequence.depths.best(token, lambda n: self.costs.more(rows, n) + n * each)
+        credit = self._credit(sequence, token)
+        while best and self.costs.more(rows, best) + best * each > credit:
+            best -= 1
+        return min(best, most)
+
+    def _credit(self, sequence: Sequence, token: float) -> float:
+        if sequence.credit is None:
+            sequence.credit = token
+        return sequence.credit
 
     def _affordable(self, sequence: Sequence, rows: int, tokens: int, drafts: int) -> int:
-        plain = self.costs.of(rows)
-        if plain is None:
+        if (plain := self.costs.of(rows)) is None:
             return 0
-        if sequence.credit is None:
-            sequence.credit = plain / rows
-        while drafts and self.costs.more(tokens, drafts) > sequence.credit:
+        credit = self._credit(sequence, plain / rows)
+        while drafts and self.costs.more(tokens, drafts) > credit:
             drafts -= 1
         return drafts
 
-    def observe(self, rows: Tokens[tuple[Sequence, int, int]], seconds: float, beside_prompts: bool) -> None:
-        """A step has run: its decode rows, with their drafts and how many of them stay."""
+    def observe(self, rows: Tokens[Checked], result: StepResult, beside_prompts: bool) -> None:
+        """A step has run: these are its decode rows."""
+        for row in rows:
+            if not self._made[row.sequence.id].looked_up:
+                row.sequence.depths.observe(row.drafts, row.accepted)
         if not rows or not self._paying:
             return
+        guesses = sum(row.proposed for row in rows)
+        if guesses:
+            each = result.guessing / guesses
+            known = self.guess_seconds
+            self.guess_seconds = known + _WEIGHT * (min(each, _OUTLIER * known) - known) if known else each
         if not beside_prompts:
-            self.costs.observe(len(rows) + sum(drafts for _, drafts, _ in rows), seconds)
+            self.costs.observe(len(rows) + sum(row.drafts for row in rows), result.seconds - result.guessing)
         if (plain := self.costs.of(len(rows))) is None:
             return
         token = plain / len(rows)
-        for sequence, drafts, accepted in rows:
-            earned = accepted * token - self.costs.more(len(rows), drafts) if drafts else ALLOWANCE * token
-            if sequence.credit is not None:
-                sequence.credit = min(sequence.credit + earned, MOST_CREDIT * token)
+        for row in rows:
+            spent = self.costs.more(len(rows), row.drafts) + row.proposed * self.guess_seconds
+            earned = row.accepted * token - spent if spent else ALLOWANCE * token
+            if row.sequence.credit is not None:
+                row.sequence.credit = min(row.sequence.credit + earned, MOST_CREDIT * token)
 
 
 def count_accepted(row: Segment, taken: Tokens[int]) -> int:

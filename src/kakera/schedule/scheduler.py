@@ -18,7 +18,7 @@ from kakera.schedule.admission import Admission
 from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.disk import DiskWork, Tier
-from kakera.schedule.drafts import Drafts, count_accepted
+from kakera.schedule.drafts import Checked, Drafts, Guess, count_accepted
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -110,7 +110,7 @@ class Scheduler:
         running = len(self.running)
         drafts = self.drafts.of(self._decoding(), self.limits.context) if self.drafts is not None else {}
         decoding = (sequence for sequence in self._decoding() if self._has_page(sequence))
-        decode = [self._row(s, len(s.tokens), drafts.get(s.id, ())) for s in decoding]
+        decode = [self._row(s, len(s.tokens), drafts.get(s.id)) for s in decoding]
         if len(self.running) == running or not self.running:  # after a preemption nobody new may take the pages
             gone = self._admit()
             decode = [row for row in decode if row.request_id not in gone]
@@ -182,8 +182,9 @@ class Scheduler:
                 rows.append(self._row(sequence, end))
         return rows
 
-    def _row(self, sequence: Sequence, known: int, drafts: tuple[int, ...] = ()) -> Segment:
+    def _row(self, sequence: Sequence, known: int, guess: Guess | None = None) -> Segment:
         """The tokens not computed yet, up to number `known`, and guesses behind them."""
+        drafts = () if guess is None else guess.drafts
         lease = sequence.lease
         assert lease is not None
         end, known_all = known + len(drafts), known == len(sequence.tokens)
@@ -199,6 +200,7 @@ class Scheduler:
             sampled=1 + len(drafts) if known_all and sequence.request.sampling.max_tokens > 0 else 0,
             scored=sequence.scored(end),
             saves=self.cache.reserve(lease, saves),
+            propose=0 if guess is None else guess.propose,
         )
 
     def _has_page(self, sequence: Sequence) -> bool:
@@ -234,15 +236,15 @@ class Scheduler:
             self.budget.observe(prefilled, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}
-        drafted = []
+        checked = []
         for i, row in enumerate(plan.rows):
             sequence = self.running.get(row.request_id)
             assert sequence is not None
             accepted = self._commit_row(sequence, row, results.get(row.request_id))
             if i < len(plan.decode):
-                drafted.append((sequence, len(row.drafts), accepted))
+                checked.append(Checked(sequence, len(row.drafts), accepted, len(sequence.proposed)))
         if self.drafts is not None:
-            self.drafts.observe(drafted, result.seconds, beside_prompts=bool(plan.prefill))
+            self.drafts.observe(checked, result, beside_prompts=bool(plan.prefill))
         for sequence in self.running.oldest_first():
             if sequence.aborted:
                 self._end(sequence, "abort")
@@ -258,6 +260,7 @@ class Scheduler:
             self._end(sequence, "error", result.error, result.code)
             return 0
         tokens, reason = sequence.advance(row, result, self.limits.context)
+        sequence.proposed = result.proposed
         accepted = self._count_drafts(sequence, row, tokens)
         if sequence.computed < row.end:
             self.cache.forfeit(lease)  # not all drafts stay, so its end was not saved

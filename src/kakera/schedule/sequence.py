@@ -13,6 +13,7 @@ from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
 from kakera.contract.grid import PAGE
 from kakera.contract.request import NO_LIMIT, Request, packed
 from kakera.contract.step import RowResult, SamplingInput, Segment
+from kakera.schedule.depths import Depths
 from kakera.schedule.loops import LoopGuard
 
 
@@ -49,6 +50,8 @@ class Sequence:
     accepted: int = 0  # drafts that stayed, and those that did not
     rejected: int = 0
     credit: float | None = None  # seconds that drafts may cost it (drafts.py)
+    depths: Depths = field(default_factory=Depths)  # how often its draft layer is right
+    proposed: tuple[int, ...] = ()  # what that guesses next
 
     def __post_init__(self) -> None:
         self.loops = LoopGuard() if self.request.sampling.loop_guard else None
@@ -115,6 +118,7 @@ class Sequence:
         self.computed = self.target = 0
         self.saves = []
         self.ahead = False
+        self.proposed = ()
         if not self.echoed:
             self.prompt_logprobs = []
 

@@ -39,6 +39,7 @@ from kakera.run.choose.chooser import Chooser, Drawn
 from kakera.run.choose.logprobs import logprobs_of
 from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.regions import Region, regions
+from kakera.run.step.draft_layer import DraftLayer
 from kakera.run.step.graphs import DecodeGraphs
 from kakera.run.step.page_tables import PageTables
 from kakera.run.store.disk import DiskRecords
@@ -67,8 +68,10 @@ class TorchRunner:
         chooser: Chooser,
         graphs: DecodeGraphs | None = None,
         disk: DiskRecords | None = None,
+        drafts: DraftLayer | None = None,
     ):
-        """`graphs`: for decode steps. `disk`: without it no plan names the disk."""
+        """`graphs`: for decode steps. `disk`: without it no plan names the disk. `drafts`: without it no row wants
+        guesses."""
         self.model = model
         self.kv = kv
         self.states = states
@@ -77,7 +80,9 @@ class TorchRunner:
         self.chooser = chooser
         self.graphs = graphs
         self.disk = disk
+        self.drafts = drafts
         self.device = states.device
+        self._guessing = 0.0  # seconds of the step in which the draft layer guessed
         self._stops: dict[int, Tensor] = {}  # by slot, what a step left of a prompt's last hidden state (SaveSlot)
 
     @torch.inference_mode()
@@ -86,7 +91,7 @@ class TorchRunner:
         updated in some layers and not in others; requests without a row in it go on. A row that fails behind the
         layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more.
         """
-        began = time.perf_counter()
+        began, self._guessing = time.perf_counter(), 0.0
         for action in plan.before:
             self._apply(action)
         results: tuple[RowResult, ...] = ()
@@ -101,7 +106,7 @@ class TorchRunner:
         self.store.arrive()
         for action in plan.after:
             self._apply(action)
-        return StepResult(plan.step, results, time.perf_counter() - began)
+        return StepResult(plan.step, results, time.perf_counter() - began, self._guessing)
 
     def regions(self) -> dict[str, Region]:
         """The device's memory that is held for good, by purpose."""
@@ -143,6 +148,8 @@ class TorchRunner:
         hidden_TH = self.model.hidden(batch, self.kv.backend, self.states)
         sampled = [row for row in plan.rows if row.sampled]
         drawn = self._draw(sampled, sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampled else None
+        if self.drafts is not None:
+            self.drafts.follow_prompts(plan.prefill, batch.prefill, hidden_TH)
         for item in staged:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
         chosen = self.chooser.collect(drawn) if drawn else {}
@@ -151,6 +158,7 @@ class TorchRunner:
         stay = [Kept(span.held, span.slot, count) for span, count in held if span.held is not None and count]
         if stay:
             self.model.commit(stay, self.states)
+        chosen |= self._follow_rows(plan.decode, batch.decode, kept, hidden_TH, chosen, sampling)
         spans = [slice(span.offset, span.offset + count) for span, count in zip(batch.spans, kept, strict=True)]
         for row, span in zip(plan.prefill, batch.prefill, strict=True):
             self._stops[row.slot] = hidden_TH[span.rows.stop - 1].clone()
@@ -164,6 +172,27 @@ class TorchRunner:
             else RowResult(row.request_id, error="the model produced values that are not finite")
             for row, span, sound in rows
         )
+
+    def _follow_rows(
+        self,
+        rows: Sequence[Segment],
+        spans: Sequence[Span],
+        kept: Sequence[int],
+        hidden_TH: Tensor,
+        chosen: Mapping[str, RowResult],
+        sampling: Mapping[str, SamplingInput],
+    ) -> dict[str, RowResult]:
+        """The draft layer sees what stays of decode rows. Returns the results of those for which it has guessed."""
+        if self.drafts is None or not rows:
+            return {}
+        began = time.perf_counter()
+        whole = zip(rows, spans, kept, strict=False)
+        seen = [
+            (row, n, hidden_TH[span.offset : span.offset + n], chosen.get(row.request_id)) for row, span, n in whole
+        ]
+        guesses = self.drafts.follow_rows([each for each in seen if each[1]], sampling)
+        self._guessing = time.perf_counter() - began
+        return {name: replace(chosen[name], proposed=tokens) for name, tokens in guesses.items()}
 
     def _save_behind(self, rows: Sequence[Segment], hidden_RH: Iterable[Tensor]) -> None:
         """Checkpoints at the end of decode rows are what their slots hold now."""
@@ -241,8 +270,10 @@ class TorchRunner:
             case ResetSlot(slot):
                 self.store.arrive()  # a slot may be given again before what was loaded for it has come
                 self.states.reset(slot)
-            case RestoreCheckpoint(slot, checkpoint, _, sink):
+                self._begin_drafts(slot, 0)
+            case RestoreCheckpoint(slot, checkpoint, position, sink):
                 self.store.load(slot, checkpoint, sink)
+                self._begin_drafts(slot, position)
             case SaveSlot(slot, checkpoint, position):
                 self._save_slot(slot, SavePoint(position, checkpoint), self._stops[slot])
             case SaveSink(slot, sink):
@@ -256,6 +287,10 @@ class TorchRunner:
             case WriteRecords() | ReadRecords():
                 assert self.disk is not None, "a plan names a disk that is not there"
                 self.disk.carry_out(action)
+
+    def _begin_drafts(self, slot: int, position: int) -> None:
+        if self.drafts is not None:
+            self.drafts.begin(slot, position)
 
 
 def _kept(row: Segment, result: RowResult | None) -> int:
