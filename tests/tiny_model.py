@@ -43,13 +43,14 @@ TEMPLATE = (
 )
 
 
-def write_tiny_model(directory: Path, seed: int = 0) -> None:
+def write_tiny_model(directory: Path, seed: int = 0, draft: bool = False) -> None:
     from safetensors.torch import save_file
 
     from tiny_weights import random_tensors
 
-    save_file(random_tensors(seed), directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    save_file(random_tensors(seed, draft), directory / "model.safetensors")
+    config = {**CONFIG, "mtp_num_hidden_layers": 1} if draft else CONFIG
+    (directory / "config.json").write_text(json.dumps(config))
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": CONFIG["eos_token_id"]}))
     (directory / "tokenizer.json").write_text(json.dumps(byte_tokenizer()))
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))

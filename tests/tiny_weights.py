@@ -8,8 +8,9 @@ from torch import Tensor
 from tiny_model import CONFIG, GDN_DIM, HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, K_HEADS, KV_HEADS, TAPS, V_HEADS, VOCAB
 
 
-def random_tensors(seed: int) -> dict[str, Tensor]:
-    """bfloat16 tensors under the names of the checkpoint format, scaled so that activations stay near 1."""
+def random_tensors(seed: int, draft: bool = False) -> dict[str, Tensor]:
+    """bfloat16 tensors under the names of the checkpoint format, scaled so that activations stay near 1. `draft`: with
+    a draft layer, too."""
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:
@@ -25,16 +26,26 @@ def random_tensors(seed: int) -> dict[str, Tensor]:
     }
     for i, kind in enumerate(CONFIG["layer_types"]):
         mixer = _gdn(matrix, norm, generator) if kind == "linear_attention" else _attention(matrix, norm)
-        layer = {
-            **mixer,
-            "input_layernorm.weight": norm(HIDDEN),
-            "post_attention_layernorm.weight": norm(HIDDEN),
-            "mlp.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN),
-            "mlp.up_proj.weight": matrix(INTERMEDIATE, HIDDEN),
-            "mlp.down_proj.weight": matrix(HIDDEN, INTERMEDIATE),
-        }
+        layer = mixer | _beside(matrix, norm)
         tensors |= {f"model.layers.{i}.{name}": tensor for name, tensor in layer.items()}
+    if draft:
+        layer = _attention(matrix, norm) | _beside(matrix, norm)
+        tensors |= {f"mtp.layers.0.{name}": tensor for name, tensor in layer.items()}
+        tensors |= {
+            f"mtp.{name}.weight": norm(HIDDEN) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        }
+        tensors["mtp.fc.weight"] = matrix(HIDDEN, 2 * HIDDEN)
     return {name: tensor.bfloat16() for name, tensor in tensors.items()}
+
+
+def _beside(matrix, norm) -> dict[str, Tensor]:
+    return {
+        "input_layernorm.weight": norm(HIDDEN),
+        "post_attention_layernorm.weight": norm(HIDDEN),
+        "mlp.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN),
+        "mlp.up_proj.weight": matrix(INTERMEDIATE, HIDDEN),
+        "mlp.down_proj.weight": matrix(HIDDEN, INTERMEDIATE),
+    }
 
 
 def _attention(matrix, norm) -> dict[str, Tensor]:

@@ -31,8 +31,9 @@ MACHINE = Machine(CPU, (Device("cpu", 16 * 10**9),), 16 * 10**9)
 
 
 def tiny_plan(directory: Path, kv: str = "int2", **changes: Any) -> Plan:
-    """A plan for the tiny model; `changes` replace fields of it (pages, slots, chunk, host_cache, context)."""
-    spec = load_spec(directory)
+    """A plan for the tiny model; `changes` replace fields of it (pages, slots, chunk, host_cache, context). `drafting`:
+    its draft layer is computed."""
+    spec = replace(load_spec(directory), drafting=changes.pop("drafting", False))
     wishes = Wishes(
         context=2048,
         max_running=8,

@@ -1,0 +1,142 @@
+"""The draft layer in pages: complete wherever the model's own layers are, the same cold, cut and after a hit; and its
+guesses change nothing that requests say or leave behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from drafted_world import checkpoints, noting, requests, row_by_row
+from run_world import World, ask, tokens_of
+
+from kakera.kv.batch import Batch, Span
+from kakera.model.mtp import draft_hidden
+from kakera.schedule.drafts import Drafts
+from tiny_model import write_tiny_model
+
+__all__ = ["row_by_row"]  # a fixture
+DEPTH = 3
+
+
+@pytest.fixture(scope="module")
+def drafting_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("drafting")
+    write_tiny_model(directory, draft=True)
+    return directory
+
+
+def build(directory: Path, kv: str = "int2", drafts: Drafts | None = None, **changes) -> World:
+    world = World.build(directory, kv, drafting=True, **changes)
+    world.engine.scheduler.drafts = drafts
+    return world
+
+
+@pytest.mark.parametrize("kv", ["fp32", "int2"])
+def test_guesses_change_no_bit_of_text_state_page_or_checkpoint(drafting_model, row_by_row, kv):
+    """The layer's own pages, windows and sinks are among them: slots that waited for a full page and slots that were
+    guessed from, found wrong and written again."""
+    plain, drafted = build(drafting_model, kv), build(drafting_model, kv, Drafts(None, DEPTH, layer=True))
+    wanted, found = noting(plain), noting(drafted)
+    answers = plain.answer(*requests())
+    for one, other in zip(answers, drafted.answer(*requests()), strict=True):
+        assert one.tokens == other.tokens and one.logprobs == other.logprobs
+    assert drafted.cache.counters["accepted_tokens"] > 0 < drafted.cache.counters["drafted_tokens"]
+    for place, tensors in found.items():
+        assert all(torch.equal(a, b) for a, b in zip(tensors, wanted[place], strict=True)), place
+    saved = checkpoints(drafted)
+    assert saved.keys() == checkpoints(plain).keys() and len(saved) > 8
+    for key, parts in checkpoints(plain).items():
+        assert all(torch.equal(a, b) for a, b in zip(parts, saved[key], strict=True))
+    drafted.check_idle()
+
+
+def guesses(world: World) -> dict[int, tuple[int, ...]]:
+    """From now on: what is guessed, by how many tokens stand before."""
+    found, execute = {}, world.runner.execute
+
+    def look(plan, sampling=None):
+        result = execute(plan, sampling or {})
+        for row, yielded in zip(plan.decode, result.rows, strict=False):
+            if yielded.proposed:
+                found[row.start + len(yielded.tokens) + 1] = yielded.proposed
+        return result
+
+    world.runner.execute = look
+    return found
+
+
+def by_definition(world: World, text: list[int], depth: int) -> tuple[int, ...]:
+    """The layer over the whole text, then over its own guesses."""
+    model, count = world.runner.model, len(text)
+    pages = torch.arange(-(-count // 64))
+    scratch = build(world.directory, "fp32")
+    scratch.runner.states.reset(0)
+    span = Span(0, count, 0, 0, pages)
+    tokens_T = torch.tensor(text)
+    batch = Batch(tokens_T, torch.arange(count), (), (span,), pages[:0])
+    hidden_NH = model.hidden(batch, scratch.runner.kv.backend, scratch.runner.states)[:-1]
+    found: list[int] = []
+    for _ in range(depth):
+        drafted_NH = draft_hidden(model, torch.tensor([*text[1:], *found]), hidden_NH)
+        found.append(int(model.logits(drafted_NH[-1:]).argmax()))
+        hidden_NH = torch.cat([hidden_NH, drafted_NH[-1:]])
+    return tuple(found)
+
+
+def test_guesses_are_the_layers_over_the_whole_text_in_any_chunks_and_after_a_hit(drafting_model):
+    """Cold, in chunks of a page, and from a checkpoint; a slot before the first, which the definition lacks, is all
+    that may differ, so a few guesses of random weights may."""
+    prompt = tokens_of(1, 300)
+    seen = []
+    for chunk, again in ((512, False), (64, False), (512, True)):
+        world = build(drafting_model, "fp32", Drafts(None, DEPTH, layer=True), chunk=chunk)
+        world.directory = drafting_model
+        if again:
+            world.one(ask("before", (*prompt[:200], 7), 1))
+        found = guesses(world)
+        answer = world.one(ask("a", prompt, 40))
+        assert answer.finished.usage.cached_tokens == (192 if again else 0)
+        seen.append((answer.tokens, found))
+    assert seen[0] == seen[1] == seen[2]
+    text, found = [*prompt, *seen[0][0]], seen[0][1]
+    places = sorted(found)[:12]
+    same = [found[at] == by_definition(world, text[:at], len(found[at])) for at in places]
+    assert sum(same) >= 10
+
+
+@pytest.mark.parametrize("kv", ["fp32", "int2"])
+def test_a_page_of_the_layer_knows_nothing_of_what_comes_behind_it(drafting_model, row_by_row, kv):
+    """Megatron-LM#7033, trt#18093, vllm#50062: A caches pages 0 and 1, B shares page 0 and goes on otherwise. The last
+    slot of page 0 would hold A's next token if slots were numbered by the hidden state."""
+    first, other = tokens_of(1, 130), (*tokens_of(1, 64), *tokens_of(2, 66))
+    cold = build(drafting_model, kv, Drafts(None, DEPTH, layer=True))
+    wanted = guesses(cold)
+    text = cold.one(ask("b", other, 30)).tokens
+    shared = build(drafting_model, kv, Drafts(None, DEPTH, layer=True))
+    shared.one(ask("a", first, 30, boundaries=[64]))
+    for name in ("b", "again"):
+        found = guesses(shared)
+        hit = shared.one(ask(name, other, 30))
+        assert hit.tokens == text and found == wanted
+        assert hit.finished.usage.cached_tokens >= 64
+
+
+def test_guesses_of_drawn_tokens_share_the_noise_of_their_positions(drafting_model):
+    """omlx#3370, mlx-lm#1085: guesses at a temperature are more than the likeliest token. Noise alone decides between
+    two tokens, so that who shares it is right, and who does not every second time."""
+    world = build(drafting_model, "fp32", Drafts(None, DEPTH, layer=True))
+    even = {"temperature": 500.0, "seed": 5, "top_k": 2, "logit_bias": ((65, 5000.0), (66, 5000.0))}
+    answer = world.one(ask("a", tokens_of(3, 70), 60, **even))
+    assert set(answer.tokens) == {65, 66}
+    usage = answer.finished.usage
+    assert usage.accepted_tokens > 0.9 * (usage.accepted_tokens + usage.rejected_tokens)
+
+
+def test_who_loses_its_slot_or_leaves_between_steps_leaves_no_guess_behind(drafting_model):
+    plain = build(drafting_model, "int2", None, pages=9, slots=3)
+    drafted = build(drafting_model, "int2", Drafts(None, DEPTH, layer=True), pages=9, slots=3)
+    wanted, found = plain.answer(*requests()), drafted.answer(*requests())
+    assert [one.tokens for one in wanted] == [one.tokens for one in found]
+    assert drafted.cache.counters["preemptions"] > 0
+    drafted.check_idle()
