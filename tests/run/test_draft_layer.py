@@ -134,8 +134,8 @@ def test_guesses_of_drawn_tokens_share_the_noise_of_their_positions(drafting_mod
 
 
 def test_who_loses_its_slot_or_leaves_between_steps_leaves_no_guess_behind(drafting_model):
-    plain = build(drafting_model, "int2", None, pages=9, slots=3)
-    drafted = build(drafting_model, "int2", Drafts(None, DEPTH, layer=True), pages=9, slots=3)
+    plain = build(drafting_model, "int2", None, pages=6, slots=4)
+    drafted = build(drafting_model, "int2", Drafts(None, DEPTH, layer=True), pages=6, slots=4)
     wanted, found = plain.answer(*requests()), drafted.answer(*requests())
     assert [one.tokens for one in wanted] == [one.tokens for one in found]
     assert drafted.cache.counters["preemptions"] > 0
