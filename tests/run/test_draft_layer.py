@@ -3,15 +3,21 @@ guesses change nothing that requests say or leave behind."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from drafted_world import checkpoints, noting, requests, row_by_row
-from run_world import World, ask, tokens_of
+from run_world import MACHINE, World, ask, tokens_of
 
+from kakera.errors import PlanRefused
 from kakera.kv.batch import Batch, Span
 from kakera.model.mtp import draft_hidden
+from kakera.plan.plan import OFF, Wishes
+from kakera.plan.planner import plan_and_speed
+from kakera.run.generate import generate
+from kakera.run.process.recipe import EngineRecipe
 from kakera.schedule.drafts import Drafts
 from tiny_model import write_tiny_model
 
@@ -140,3 +146,46 @@ def test_who_loses_its_pages_comes_back_and_goes_on_guessing(drafting_model):
     assert [one.tokens for one in crowded.answer(*asked)] == [one.tokens for one in wanted]
     assert crowded.cache.counters["preemptions"] > 0 < crowded.cache.counters["drafted_tokens"]
     crowded.check_idle()
+
+
+@pytest.mark.parametrize("wanted", ["auto", 2])
+def test_an_engine_as_it_is_served_guesses_what_its_plan_says(drafting_model, tiny_model, wanted, monkeypatch):
+    """The draft layer where the files hold one and the plan has room; look-ups in any case."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or threads are measured
+    for directory, layer in ((drafting_model, True), (tiny_model, False)):
+        said = []
+        for drafts in (wanted, "auto" if wanted == 2 else 5, OFF):
+            wishes = Wishes(context=2048, max_running=2, kv_group=32, kv_window=128, host_cache=2**24, drafts=drafts)
+            plan, _ = plan_and_speed(directory, wishes, MACHINE)
+            assert plan.spec.drafting == (layer and drafts != OFF) and plan.wishes().drafts == drafts
+            engine = EngineRecipe(directory, plan)()
+            request = ask("a", tokens_of(4, 70), 150, logit_bias=((66, 90.0),))
+            (answer,) = generate(engine, [request]).values()
+            usage = answer.finished.usage
+            assert (usage.accepted_tokens > 0) == (drafts != OFF)
+            said.append(answer.tokens)
+        assert said[0] == said[1] == said[2]
+
+
+def test_a_draft_layer_gives_way_to_context_and_to_requests(drafting_model):
+    """Up to 131,072 tokens; what it would take is in the plan's rows, and a plan without guesses has its bytes."""
+    whole = MACHINE.devices[0]
+    wishes = Wishes(max_running=2, kv_group=32, kv_window=128, host_cache=2**24, drafts="auto")
+    roomy, _ = plan_and_speed(drafting_model, wishes, MACHINE)
+    assert roomy.spec.drafting and "draft layer included" in roomy.rows[0].note
+    assert "drafts" in {row.name for row in roomy.rows}
+    plain, _ = plan_and_speed(drafting_model, replace(wishes, drafts=OFF), MACHINE)
+    assert plain.page_bytes * 2 == roomy.page_bytes and plain.checkpoint_bytes < roomy.checkpoint_bytes
+    assert "drafts" not in {row.name for row in plain.rows}
+    for less in range(0, 10**9, 10**6):
+        bytes_ = plain.total("device") + plain.total("host") + 700 * 10**6 - less
+        tight = replace(MACHINE, devices=(replace(whole, bytes=bytes_),), ram=bytes_)
+        try:
+            found, _ = plan_and_speed(drafting_model, wishes, tight)
+        except PlanRefused:
+            break
+        without, _ = plan_and_speed(drafting_model, replace(wishes, drafts=OFF), tight)
+        assert found.context == without.context and found.slots == without.slots
+        if not found.spec.drafting:
+            return
+    raise AssertionError("it never gave way")

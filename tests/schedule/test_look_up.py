@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from kakera.contract.request import Sampling
 from kakera.contract.step import SamplingInput
-from kakera.schedule.drafts import ALLOWANCE, MOST_DRAFTS, Drafts, StepCosts
+from kakera.plan.plan import MOST_DRAFTS
+from kakera.schedule.drafts import ALLOWANCE, Drafts, StepCosts
 from kakera.schedule.look_up import BARRED, LEAST, LIMITS, LONGEST, LookUp, look_up
 
 

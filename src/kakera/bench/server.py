@@ -31,11 +31,12 @@ def free_port() -> int:
 
 
 def flags(wishes: Wishes) -> list[str]:
-    """The memory options as the command line spells them; those left at their default are left out."""
+    """The memory options as the command line spells them; those left at their default are left out, but what is guessed
+    is said: serving guesses unless it is told not to."""
     found: list[str] = []
     for field in fields(wishes):
         value = getattr(wishes, field.name)
-        if value != field.default:
+        if value != field.default or field.name == "drafts":
             found += ["--" + field.name.replace("_", "-"), str(value)]
     return found
 

@@ -10,9 +10,8 @@ from kakera.cli.model import Model
 from kakera.plan.plan import Wishes
 
 if TYPE_CHECKING:
-    from kakera.plan.plan import Plan
+    from kakera.plan.plan import DraftWish, Plan
     from kakera.run.engine import LocalEngine
-    from kakera.schedule.drafts import DraftWish
     from kakera.server.model import ServedModel
     from kakera.service.limits import Bounds
     from kakera.target.devices import Machine
@@ -51,21 +50,18 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads
     return EngineRecipe(model.path, plan, threads=threads)
 
 
-def with_drafts(recipe: Recipe, wanted: DraftWish) -> Recipe:
-    """The same engine, which guesses what comes next. Raises UsageError for cards, which do not verify guesses yet."""
+def with_drafts(wishes: Wishes, wanted: DraftWish, machine: Machine) -> Wishes:
+    """And guesses of what comes next. Raises UsageError for cards, which do not check guesses yet."""
     from dataclasses import replace
 
     from kakera.errors import UsageError
-    from kakera.run.process.recipe import EngineRecipe
-    from kakera.schedule.drafts import AUTO, OFF
+    from kakera.plan.plan import AUTO, OFF
 
-    if not isinstance(recipe, EngineRecipe):
-        return recipe  # a script takes no time
-    if recipe.plan.target.has_cards:
+    if machine.target.has_cards:
         if wanted not in (AUTO, OFF):
             raise UsageError(f"--drafts {wanted}: guesses are checked on a CPU only so far; leave the option out")
         wanted = OFF
-    return replace(recipe, drafts=wanted)
+    return replace(wishes, drafts=wanted)
 
 
 def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:

@@ -61,11 +61,15 @@ class Shape:
         refuse_tensors(self.spec, self.headers or ())
 
     def weights(self) -> WeightBytes:
+        return self.weights_of(self.spec)
+
+    def weights_of(self, spec: ModelSpec) -> WeightBytes:
+        """With the draft layer, if the declaration says so."""
         from kakera.plan.weights import from_config, from_tensors
 
         if self.headers is None:
-            return from_config(self.spec, self.config)
-        return from_tensors(self.headers, self.spec, f"{len(self.headers)} tensors of {self.source}")
+            return from_config(spec, self.config)
+        return from_tensors(self.headers, spec, f"{len(self.headers)} tensors of {self.source}")
 
     def entries(self) -> list[Entry]:
         from kakera.arch.weigh import expected_entries, stored_entries

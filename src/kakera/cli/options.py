@@ -63,7 +63,7 @@ DEFAULT_DRAIN = 3.0  # as in server/run.py
 
 
 def _drafts(text: str) -> Any:
-    from kakera.schedule.drafts import AUTO, MOST_DRAFTS, OFF
+    from kakera.plan.plan import AUTO, MOST_DRAFTS, OFF
 
     wanted = {AUTO: AUTO, "off": OFF}.get(text.strip().lower())
     if wanted is None and text.isascii() and text.isdecimal() and int(text) <= MOST_DRAFTS:
@@ -274,7 +274,7 @@ def wishes_of(values: dict[str, Any]) -> Wishes:
 
     values = dict(values)
 
-    assert set(values) == {field.name for field in fields(Wishes)}
+    assert {*values, "drafts"} == {field.name for field in fields(Wishes)}
     for name in ("host_cache", "reserve"):
         if (text := values[name]) is not None:
             values[name] = parse_bytes(text)

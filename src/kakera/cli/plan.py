@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
+from kakera.cli.options import DraftsOption, JsonOption, ModelArgument, with_memory_options
 from kakera.plan.plan import Wishes
 
 
 @with_memory_options
-def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: Wishes) -> None:
+def plan(
+    model: ModelArgument = "mini", as_json: JsonOption = False, drafts: DraftsOption = "auto", *, wishes: Wishes
+) -> None:
     """Print what every byte of memory would be used for. Exit status 1 if it does not fit.
 
     MODEL may also be a well-known name such as qwen3.8-27b, so that nothing has to be downloaded.
     """
     import typer
 
-    from kakera.cli.model import shape_of
+    from kakera.cli.engine import with_drafts
+    from kakera.cli.model import read_shape
     from kakera.errors import PlanRefused
     from kakera.plan.cautions import cautions, uneven
     from kakera.plan.costs import costs
-    from kakera.plan.planner import beside_wsl, make_plan
+    from kakera.plan.planner import beside_wsl, holds_draft_layer, plan_with_layer
     from kakera.plan.proven import proof_for, proven_line
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
     from kakera.target.devices import resolve
 
-    spec, weights = shape_of(model)
-    machine = resolve(wishes.gpus)
+    shape = read_shape(model)
+    spec, machine = shape.spec, resolve(wishes.gpus)
+    wishes = with_drafts(wishes, drafts, machine)
+    held = holds_draft_layer(spec, (tensor.name for tensor in shape.headers or ()))
     try:
-        made = make_plan(spec, wishes, machine, weights)
+        made, weights = plan_with_layer(spec, wishes, machine, shape.weights_of, held)
     except PlanRefused as refused:
         if as_json:
             _print_json(refused.details)

@@ -108,9 +108,10 @@ def serve(
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
     notifier = Notifier.from_environment()
     found = resolve_model(model)
+    machine = resolve_to_compute(wishes.gpus)
+    wishes = with_drafts(wishes, drafts, machine)
     if prove:
         prove_first(found, model, wishes)
-    machine = resolve_to_compute(wishes.gpus)
     aliases = tuple(dict.fromkeys(served_name or (found.name,)))
     name = aliases[0]
     cards = len(machine.devices) if machine.target.has_cards and not found.scripted else 0
@@ -120,7 +121,7 @@ def serve(
     if claim:
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, aliases, any_name=any_name)
-    recipe = with_drafts(recipe_for(found, wishes, say, threads), drafts)
+    recipe = recipe_for(found, wishes, say, threads)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")

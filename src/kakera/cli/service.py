@@ -74,10 +74,12 @@ def install(
     wishes: Wishes,
 ) -> None:
     """Write the unit from the plan, enable it and start it. Takes the options of `kakera serve`."""
+    from kakera.cli.engine import with_drafts
     from kakera.cli.model import resolve_model
     from kakera.cli.serve import check_level, keys_of
     from kakera.service import systemd, wsl
     from kakera.service.unit import unit_text
+    from kakera.target.devices import resolve_to_compute
     from kakera.target.wsl import under_wsl
 
     check_level(log_level)
@@ -86,6 +88,7 @@ def install(
     if not dry_run:
         systemd.require_systemd(wsl=windows)
     found = resolve_model(model)
+    wishes = with_drafts(wishes, drafts, resolve_to_compute(wishes.gpus))
     own_file = systemd.unit_path().parent.parent.parent / "kakera" / "api-key" if api_key else None
     key_file = api_key_file.resolve() if api_key_file else own_file
     options = serve_options(found, model, host, port, key_file, served_name or [found.name], log_level, wishes)

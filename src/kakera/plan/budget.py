@@ -15,8 +15,8 @@ from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE, pages_for
 from kakera.plan.asked import kv_format
 from kakera.plan.placement import must, part_rows, place, wished
-from kakera.plan.plan import Place, Plan, PlanRow, Wishes
-from kakera.plan.sizes import checkpoint_bytes, gap_bytes, live_state_bytes, margin, scratch_bytes
+from kakera.plan.plan import MOST_DRAFTS, Place, Plan, PlanRow, Wishes
+from kakera.plan.sizes import checkpoint_bytes, drafted_bytes, gap_bytes, live_state_bytes, margin, scratch_bytes
 from kakera.plan.speed import ROWS_BANDWIDTH
 from kakera.plan.store_sizes import StoreSizes, fitting
 from kakera.plan.weights import CPU_LINEAR_BYTES, Placed, WeightBytes
@@ -154,6 +154,7 @@ class _Budget:
             if self.one_memory
             else "as stored" + (f", 1/{ranks} of it" if ranks > 1 else "")
         )
+        form += ", draft layer included" if case.spec.drafting else ""
         rows = [PlanRow("weights", "device", self.weights.on_device(self.target, ranks), form, "load")]
         if case.live:
             note = f"{slots} x {case.live / 1e6:.1f} MB, fp32 live state + conv columns"
@@ -163,6 +164,9 @@ class _Budget:
             note = f"{slots} x {case.window / 1e6:.1f} MB, {pages} ring pages + 1 sink page in 16 bit"
             rows.append(PlanRow("KV windows and sinks", "device", slots * case.window, note, "slots"))
         rows.append(PlanRow("activations and scratch", "device", scratch, f"chunk {choice.chunk}, any context"))
+        if self.wishes.drafts:
+            note = f"what states go on by, for {slots} + {MOST_DRAFTS} tokens of a step"
+            rows.append(PlanRow("drafts", "device", drafted_bytes(case.own, slots, self.target), note))
         asked, staged = self.wishes.host_cache, choice.staged
         if staged is not None and (asked is None or self._store(asked).blocks):
             staging = staged * self._store(0).place_bytes // ranks
@@ -266,6 +270,7 @@ class _Budget:
             staged=choice.staged,
             embedding=choice.embedding,
             reserve=case.reserve,
+            drafts=self.wishes.drafts,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
@@ -14,11 +14,15 @@ from kakera.target.target import StateDtype, Target
 
 Place = Literal["device", "host"]
 Meter = Literal["load", "slots", "pages", "cache"]
+DraftWish = Literal["auto"] | int  # guesses of what comes next: as many as pay, or the most at a time
+AUTO: Final = "auto"
+OFF: Final = 0
+MOST_DRAFTS = 31  # in a step: a row of 32 tokens; products of more rows are bound by arithmetic
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """The memory options of the command line. None means: kakera chooses."""
+    """The memory options of the command line, and what is guessed. None means: kakera chooses."""
 
     gpus: str = "auto"  # auto | cpu | "12GB,12GB" | "rtx5070,rtx5070"
     context: int | None = None  # tokens of the longest request
@@ -34,6 +38,7 @@ class Wishes:
     embedding: Literal["auto", "device", "host"] = "auto"
     reserve: int | None = None  # bytes of each device that stay free beyond the margin
     pool: int | Literal["all"] | None = None  # tokens of all KV pages together, or all that fit
+    drafts: DraftWish = OFF
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Plan:
     staged: int | None = None  # checkpoints on their way to the host at a time; None: stored where they are computed
     embedding: Place = "device"  # where its rows lie, if it is a table of its own
     reserve: int = 0  # bytes of each device that stay free beyond the margin
+    drafts: DraftWish = OFF
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""
@@ -92,6 +98,7 @@ class Plan:
             staging=self.staged,
             embedding="auto" if self.placed else self.embedding,  # a part finds its place as the others do
             reserve=self.reserve,
+            drafts=self.drafts,
         )
 
     def total(self, place: Place) -> int:
@@ -104,5 +111,6 @@ class Plan:
         spec = self.spec
         model = (spec.model_type, spec.vocab, spec.hidden, len(spec.layers), spec.max_positions)
         weights = [row.bytes for row in self.rows if row.name == "weights"]
-        same = (model, weights, self.kv, self.slots, self.chunk, self.embedding, self.staged)
+        drafts = (self.drafts,) if self.drafts else ()
+        same = (model, weights, self.kv, self.slots, self.chunk, self.embedding, self.staged, *drafts)
         return hashlib.sha256(repr(same).encode()).hexdigest()[:16]

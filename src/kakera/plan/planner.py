@@ -3,21 +3,26 @@ each of which was planned again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
+from kakera.arch.stored import read_config, stored_headers
 from kakera.contract.grid import PAGE
 from kakera.errors import PlanRefused
 from kakera.plan.advice import refusal
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.search import draft
 from kakera.plan.speed import Speed, predict
-from kakera.plan.weights import WeightBytes, from_checkpoint
+from kakera.plan.weights import RANDOM_WEIGHTS, WeightBytes, from_checkpoint
 from kakera.target.devices import Machine, resolve_to_compute
 from kakera.target.wsl import RESERVE
+
+DRAFT_LAYER_YIELDS = 131072  # tokens of context up to which that counts for more than the draft layer
 
 
 def make_plan(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Plan:
@@ -63,9 +68,33 @@ def beside_wsl(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: Weigh
 def plan_and_speed(directory: Path, wishes: Wishes, machine: Machine) -> tuple[Plan, Speed]:
     """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
     spec = load_spec(directory)
-    sizes = from_checkpoint(directory, spec)
-    plan = make_plan(spec, wishes, machine, sizes)
+    names = () if RANDOM_WEIGHTS in read_config(directory) else (t.name for t in stored_headers(directory))
+    weigh = partial(from_checkpoint, directory)
+    plan, sizes = plan_with_layer(spec, wishes, machine, weigh, holds_draft_layer(spec, names))
     return plan, predict(plan, machine, sizes)
+
+
+def plan_with_layer(
+    spec: ModelSpec, wishes: Wishes, machine: Machine, weigh: Callable[[ModelSpec], WeightBytes], held: bool
+) -> tuple[Plan, WeightBytes]:
+    """With the draft layer, if the files hold one and guesses are wished for: on a CPU so far, and unless that would
+    cost context below DRAFT_LAYER_YIELDS or a running request. Raises as `make_plan`."""
+    weights = weigh(spec)
+    plan = make_plan(spec, wishes, machine, weights)
+    if not (held and wishes.drafts and machine.target.one_memory):
+        return plan, weights
+    drafting = replace(spec, drafting=True)
+    found = draft(drafting, wishes, machine, larger := weigh(drafting))
+    enough = min(plan.context, DRAFT_LAYER_YIELDS)
+    if found.fits and found.plan.context >= enough and found.plan.slots >= plan.slots:
+        return found.plan, larger
+    return plan, weights
+
+
+def holds_draft_layer(spec: ModelSpec, names: Iterable[str]) -> bool:
+    """Whether there are tensors of it among stored ones."""
+    draft = spec.draft
+    return draft is not None and any(spec.names.canonical(name).startswith(draft.prefix) for name in names)
 
 
 def plan_for(directory: Path, wishes: Wishes) -> Plan:

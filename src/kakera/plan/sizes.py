@@ -12,7 +12,7 @@ from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.plan import gdn_plan
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.plan import Plan
+from kakera.plan.plan import MOST_DRAFTS, Plan
 from kakera.plan.prefill_plan import PrefillPlan
 from kakera.target.devices import Machine
 from kakera.target.target import MIB, StateDtype, Target
@@ -46,6 +46,16 @@ def left_over(plan: Plan, machine: Machine) -> int:
 def live_state_bytes(spec: ModelSpec, target: Target) -> int:
     """GDN states (fp32) and convolution columns (as activations) of one running request."""
     return record_bytes(slot_record(spec, target.dtype))
+
+
+def drafted_bytes(spec: ModelSpec, slots: int, target: Target) -> int:
+    """What a step with drafts holds until it is known which of them stay, and the hidden states that a draft layer has
+    not seen yet."""
+    waiting = slots * PAGE * spec.draft.width if spec.drafting and spec.draft is not None else 0
+    given = 0
+    if (gdn := spec.gdn) is not None:
+        given = len(spec.gdn_layers) * (gdn.conv_channels + gdn.values + 2 * gdn.v_heads)
+    return (waiting + (slots + MOST_DRAFTS) * given) * target.activation_bytes
 
 
 def checkpoint_parts(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, target: Target) -> Record:

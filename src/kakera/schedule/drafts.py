@@ -12,19 +12,15 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Final, Literal
 
 from kakera.contract.step import SamplingInput, Segment, StepResult
+from kakera.plan.plan import MOST_DRAFTS
 from kakera.schedule.depths import DEEPEST
 from kakera.schedule.sequence import Sequence
 
 Drafter = Callable[[SamplingInput, int], Tokens[int]]
 """(a request's text so far, most tokens) -> ids of the vocabulary, as many or fewer, in order."""
 
-DraftWish = Literal["auto"] | int  # of a user: as many as pay, or the most at a time; 0 for none
-AUTO: Final = "auto"
-OFF: Final = 0
-MOST_DRAFTS = 31  # a row of 32 tokens: products of more rows are bound by arithmetic
 ALLOWANCE = 0.02  # of the time that a request takes without drafts
 MOST_CREDIT = 8.0  # steps: what was once saved is not all risked again
 _FIRST_GUESS = 0.15  # of a step of one token: what one more costs, before anything was measured
@@ -86,7 +82,7 @@ class Checked:
 
 class Drafts:
     """The guesses of a drafter, and where it has none those of the draft layer, if that is computed (`layer`): at most
-    `most` a row; `paying`: and as far as they pay."""
+    `most` a row and MOST_DRAFTS in all; `paying`: and as far as they pay."""
 
     def __init__(
         self, drafter: Drafter | None, most: int | None = None, paying: bool = False, layer: bool = False
@@ -103,7 +99,9 @@ class Drafts:
         tokens = len(rows)
         for sequence in rows:
             most = sequence.most_drafts(context)
-            most = max(0, most if self._most is None else min(most, self._most))
+            if self._most is not None:  # all rows' drafts together are what the plan counts
+                most = min(most, self._most, MOST_DRAFTS - (tokens - len(rows)))
+            most = max(0, most)
             drafts = self._look_up(sequence, most)
             looked_up = bool(drafts)
             drafts = drafts or sequence.proposed[:most]

@@ -15,7 +15,8 @@ from itertools import takewhile
 import numpy as np
 
 from kakera.contract.step import SamplingInput
-from kakera.schedule.drafts import AUTO, MOST_DRAFTS, OFF, Drafts, DraftWish
+from kakera.plan.plan import AUTO, MOST_DRAFTS, OFF, DraftWish
+from kakera.schedule.drafts import Drafts
 
 LEAST = 8  # tokens that must be alike: shorter ones mislead where text repeats its form only (tool calls, lists)
 LONGEST = 32  # of the longest match the latest counts; beyond so many tokens all are as long
@@ -102,8 +103,8 @@ class LookUp:
         return trust
 
 
-def look_ups(wanted: DraftWish) -> Drafts | None:
-    """What was asked for: as many as pay, or as many as are found up to a number."""
+def drafts_for(wanted: DraftWish, layer: bool) -> Drafts | None:
+    """What was asked for: as many as pay, or as many as are found up to a number. `layer`: the draft layer is there."""
     if wanted == OFF:
         return None
-    return Drafts(LookUp(), MOST_DRAFTS if wanted == AUTO else wanted, paying=wanted == AUTO)
+    return Drafts(LookUp(), MOST_DRAFTS if wanted == AUTO else wanted, paying=wanted == AUTO, layer=layer)

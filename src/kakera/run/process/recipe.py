@@ -11,7 +11,6 @@ from kakera.disk.home import DiskCache
 from kakera.errors import UsageError
 from kakera.plan.plan import Plan
 from kakera.run.process.kv_events import KvEvents, Publisher
-from kakera.schedule.drafts import OFF, DraftWish
 
 if TYPE_CHECKING:
     from kakera.run.engine import LocalEngine
@@ -29,7 +28,7 @@ class Recording:
 @dataclass(frozen=True)
 class EngineRecipe:
     """A picklable build function, which shows on stderr how far it has come. `threads` that a CPU computes with; None:
-    as many as are fast here. `drafts`: what is guessed (look_up.py)."""
+    as many as are fast here."""
 
     directory: Path
     plan: Plan
@@ -37,13 +36,12 @@ class EngineRecipe:
     disk: DiskCache | None = None
     kv_events: KvEvents | None = None
     threads: int | None = None
-    drafts: DraftWish = OFF
 
     def __call__(self) -> LocalEngine:
         """Raises CheckpointError, UsageError."""
         from kakera.run.build import build_engine
         from kakera.run.process.starting import start_progress
-        from kakera.schedule.look_up import look_ups
+        from kakera.schedule.look_up import drafts_for
 
         with start_progress() as progress:
             engine = build_engine(
@@ -52,7 +50,7 @@ class EngineRecipe:
                 progress=progress,
                 grammars=True,
                 disk=self.disk,
-                drafts=look_ups(self.drafts),
+                drafts=drafts_for(self.plan.drafts, self.plan.spec.drafting),
             )
         if not self.plan.target.has_cards:
             from kakera.run.threads import settle_threads

@@ -36,6 +36,7 @@ def disk_key(directory: Path, plan: Plan, activation: str, escha_bias: bool) -> 
         "cards": str(len(plan.device_bytes) if plan.target.has_cards else 1),
         "numerics": str(NUMERICS),
         "file format": str(VERSION),
+        **({"draft layer": "computed"} if plan.spec.drafting else {}),
     }
 
 
