@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -89,6 +90,33 @@ def test_whatever_the_logits_say_the_text_is_of_the_schema(world, tokenizer, see
         context.append(token)
         assert len(context) < 300
     check_json(tokenizer.decode(context[3:], skip_control=True))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**40), begins=st.sampled_from([{}, {"after": THINK_END}, {"at": ord("{")}]))
+def test_a_position_comes_back_from_drafts_that_were_not_chosen(world, seed, begins):
+    """Any number of tokens are taken ahead and given up again; what is allowed is what a fresh position allows. No
+    grammar is begun anew where it can come back."""
+    compiler, rng = world.runner.chooser._outputs._compiler, random.Random(seed)
+    constraint = Constraint(JSON, required=False, **begins)
+    sampling = Sampling(300, seed, constraint=constraint, stop_token_ids=(END,))
+    kept, outputs = [], Outputs(compiler)
+
+    def allowed(of: Outputs, text: list[int]):
+        return of.allowed(SamplingInput("r", sampling, [1, *text], 1))
+
+    for _ in range(12):
+        ahead, text = rng.randrange(6), list(kept)
+        while len(text) < len(kept) + ahead and (may := allowed(outputs, text)) is not None:
+            choices = [t for t in (*range(256), END, THINK_END) if may.permits(t)]
+            wanted = [t for t in (THINK_END, ord("{")) if t in choices and t in begins.values()]
+            token = rng.choice(wanted or choices)
+            if outputs.took(SamplingInput("r", sampling, [1, *text], 1), token) or token == END:
+                break
+            text.append(token)
+        kept = text[: len(kept) + rng.randrange(len(text) - len(kept) + 1)]
+        found, fresh = allowed(outputs, kept), allowed(Outputs(compiler), kept)
+        assert found == fresh
 
 
 def test_a_constraint_reaches_the_engine_process_as_plain_data():

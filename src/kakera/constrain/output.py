@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from llguidance import LLMatcher
 
@@ -66,7 +67,7 @@ class Outputs:
 
     def _position(self, request_id: str, constraint: Constraint, output: Sequence[int]) -> Position:
         position = self._positions.get(request_id)
-        if position is None or not position.leads_to(constraint, output):
+        if position is None or not position.comes_back_to(constraint, output):
             position = Position(constraint, self._compiler)
             self._positions[request_id] = position
             if len(self._positions) > REMEMBERED:
@@ -83,12 +84,23 @@ class Position:
         self._constraint = constraint
         self._compiler = compiler
         self._taken: list[int] = []
+        self._consumed: list[bool] = []  # of each, whether the matcher has it
+        self._began = -1  # which of them the grammar began with or behind; -1: with the first, or not yet
         self._matcher: LLMatcher | None = None
         if constraint.after is None and constraint.at is None:
             self._matcher = compiler.matcher(constraint.grammar)
 
-    def leads_to(self, constraint: Constraint, output: Sequence[int]) -> bool:
-        return constraint == self._constraint and list(output[: len(self._taken)]) == self._taken
+    def comes_back_to(self, constraint: Constraint, output: Sequence[int]) -> bool:
+        """Give up what was taken and is not in `output`: drafts that were not chosen. False if it is on another way."""
+        if constraint != self._constraint:
+            return False
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._taken, output, strict=False)))
+        if same <= self._began:
+            self._matcher, self._began = None, -1
+        elif (gone := sum(self._consumed[same:])) and not (self._matcher and self._matcher.rollback(gone)):
+            return False
+        del self._taken[same:], self._consumed[same:]
+        return True
 
     def go_on(self, output: Sequence[int]) -> None:
         for token in output[len(self._taken) :]:
@@ -96,14 +108,17 @@ class Position:
 
     def _take(self, token: int) -> None:
         self._taken.append(token)
+        self._consumed.append(False)
         if self._matcher is None:
             if token in (self._constraint.after, self._constraint.at):
                 self._matcher = self._compiler.matcher(self._constraint.grammar)
+                self._began = len(self._taken) - 1
             if token != self._constraint.at:
                 return
         assert self._matcher is not None
         if not (self._matcher.is_stopped() and token in self._compiler.ends):
             consume(self._matcher, token)
+            self._consumed[-1] = True
 
     @property
     def complete(self) -> bool:
