@@ -96,7 +96,7 @@ class ChoiceText:
         self._decoded = 0  # characters that came out of the detokenizer
         self._passed = 0  # characters that passed the stop strings
         self._count = 0
-        self._reasoning_tokens = 0  # of steps that began within the reasoning
+        self._reasoning_tokens = 0  # that began within the reasoning
 
     @property
     def stopped(self) -> bool:
@@ -110,11 +110,10 @@ class ChoiceText:
     def feed(self, event: Tokens) -> Delta:
         if self.stopped:
             return Delta(self._choice)
-        if self._thinking is not None and self._thinking.reasoning:
-            self._reasoning_tokens += len(event.tokens)
         reasoning, content = "", ""
         for i, token in enumerate(event.tokens):
             self._count += 1
+            self._reasoning_tokens += self._thinking is not None and self._thinking.reasoning
             if token in self._silent and self._count > self._min_tokens:
                 continue  # it ended the answer and is no part of it
             if event.logprobs:
@@ -141,8 +140,15 @@ class ChoiceText:
             finish=reason,
             stop=self._stops.matched,
             reasoning_tokens=self._reasoning_tokens,
-            usage=event.usage,
+            usage=self._up_to_stop(event.usage),
         )
+
+    def _up_to_stop(self, usage: Usage) -> Usage:
+        """What was generated behind the token that completes a stop string is nobody's."""
+        if not self.stopped:
+            return usage
+        count = min(usage.completion_tokens, self._count)
+        return replace(usage, completion_tokens=count, accepted_tokens=min(usage.accepted_tokens, count))
 
     def _split(self, text: str, last: bool) -> tuple[str, str]:
         """What the text adds to reasoning and content, up to a stop string."""

@@ -110,7 +110,7 @@ class Generation:
             case Finished():
                 _refuse_failed(event, text.stopped)
                 delta = text.finish(event)
-                self.usages.append(event.usage)
+                self.usages.append(delta.usage or event.usage)
                 self.reasoning_tokens += delta.reasoning_tokens
                 self.record.choice_ended(event.code if event.code == "loop" else delta.finish or "stop")
                 return delta
