@@ -57,7 +57,7 @@ class World:
         return GdnWeights(None, None, make(4, self.spec.conv_channels) / 2, -make(V).exp(), make(V), make(D))
 
     def _states(self) -> StatePool:
-        spec = SimpleNamespace(states=dict.fromkeys(self.spec.states(), LAYERS))
+        spec = SimpleNamespace(states=dict.fromkeys(self.spec.states(), LAYERS), drafting=False)
         return StatePool(spec, SLOTS, self.device, self.dtype)  # type: ignore[arg-type]
 
     def copy(self) -> StatePool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from drafters import Adversary, Random, first, oracle
-from driver import Driver, answer, message_ends, prose
+from driver import Driver, answer, floor64, message_ends, prose
+from fake_runner import next_token
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fuzz import play
@@ -101,6 +102,42 @@ def test_what_was_to_be_saved_behind_a_draft_that_is_not_kept_is_saved_in_its_tu
     assert len(saves) > 2 and {position for _, position in saves} == {64, 128}
     assert driver.cache.counters["checkpoints_saved"] == 2
     driver.runner.check_stores()
+
+
+@pytest.mark.parametrize("at", [100, 127, 128, 129, 150])
+def test_13_an_end_inside_an_accepted_draft_keeps_the_answer_in_the_cache(at):
+    """llama.cpp#28049: the end token is one of several accepted at once; the next turn hits the whole answer."""
+    plain, drafted = Driver(), Driver(drafter=oracle)
+    text, hits = answer(prose(60), at), []
+    stop = next_token((*prose(60), *text))
+    for driver in (plain, drafted):
+        end = driver.ask(prose(60), max_tokens=400, stop_token_ids=(stop,))
+        said = driver.text["r1"]
+        assert end.reason == "stop" and said == text[: len(said)] and end.usage.completion_tokens == len(said) + 1
+        hits.append(driver.cached((*prose(60), *said, stop, *prose(30, 9)), max_tokens=1))
+    assert hits[0] == hits[1] == floor64(60 + len(said))
+
+
+@pytest.mark.parametrize("mishap", ["abort", "preempt"])
+def test_17_who_leaves_while_a_step_with_drafts_runs_leaves_nothing(mishap):
+    """vllm#49620, tt-plugin#131: at every step of an answer; whoever comes back says the same."""
+    for at in range(1, 12):
+        driver = Driver(pages=8, drafter=first(5))
+        names = [driver.submit(prose(40, seed), max_tokens=60) for seed in (1, 2)]
+        for number in range(40):
+            plan = driver.scheduler.plan_step()
+            if plan is None:
+                break
+            if number == at and mishap == "abort":
+                driver.scheduler.abort(names[1])
+            driver.commit(plan)
+            if number == at and mishap == "preempt" and names[1] in driver.scheduler.running:
+                driver.scheduler._preempt(driver.scheduler.running.get(names[1]))
+        driver.run()
+        assert driver.text[names[0]] == answer(prose(40, 1), 60)
+        whole = answer(prose(40, 2), 60)
+        assert driver.text[names[1]] == (whole if mishap == "preempt" else whole[: len(driver.text[names[1]])])
+        driver.assert_idle_is_clean()
 
 
 def test_nothing_runs_ahead_of_drafts():

@@ -31,7 +31,7 @@ class PlainCore:
     capturable = False
 
     def plan(self, batch: Batch, states: StatePool) -> PlainPass:
-        steps = tuple(span for span in batch.decode if span.count == 1)
+        steps = tuple(span for span in batch.decode if span.count == 1 and span.held is None)
         return PlainPass(
             spec=self.spec,
             eps=self.eps,
@@ -39,7 +39,7 @@ class PlainCore:
             steps=steps,
             step_rows=_rows_of([span.offset for span in steps], batch.device),
             slots=torch.tensor([span.slot for span in steps], dtype=torch.int64, device=batch.device),
-            rows=tuple(span for span in batch.decode if span.count != 1),
+            rows=tuple(span for span in batch.decode if span.count != 1 or span.held is not None),
             scans=batch.prefill,
         )
 
@@ -69,8 +69,8 @@ class _Projected:
 
 @dataclass(frozen=True)
 class PlainPass:
-    """How the spans of a batch go through every layer: `steps` of one token each together, `rows` of several one by
-    one, `scans` in chunks."""
+    """How the spans of a batch go through every layer: `steps` of one token each together, `rows` of several, or held,
+    one by one, `scans` in chunks."""
 
     spec: GdnSpec
     eps: float
