@@ -6,7 +6,7 @@ import pytest
 
 from kakera.bench.client import Client
 from kakera.bench.load import calibrate, level, prefill_beside, second_turn
-from kakera.bench.server import ServerProcess, flags
+from kakera.bench.server import ServerProcess, flags, serving
 from kakera.bench.text import Prose
 from kakera.errors import EngineDied, KakeraError
 from kakera.plan.plan import Wishes
@@ -32,6 +32,7 @@ def measure(server, scenario):
 
 def test_options_are_spelled_as_the_command_line_takes_them():
     assert flags(Wishes()) == []
+    assert serving(Wishes()) == ["--drafts", "off"]  # what a server does by itself is no default here
     assert flags(Wishes(max_running=3, kv="bf16", host_cache=5)) == [
         "--max-running",
         "3",

@@ -14,7 +14,7 @@ from kakera.bench import figures_engine, figures_serve
 from kakera.bench.client import Client
 from kakera.bench.figure import Figure
 from kakera.bench.load import calibrate
-from kakera.bench.server import ServerProcess, flags
+from kakera.bench.server import ServerProcess, serving
 from kakera.bench.text import Prose
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
@@ -54,7 +54,7 @@ def measure(
 async def _served(subject: Subject, names: Sequence[str], tell: Callable[[str], None]) -> list[Figure]:
     found: list[Figure] = []
     tell("starting the server")
-    with ServerProcess(subject.model, flags(subject.wishes)) as server:
+    with ServerProcess(subject.model, serving(subject.wishes)) as server:
         async with Client(server.url) as client:
             prose = Prose()
             await calibrate(client, prose)

@@ -31,14 +31,18 @@ def free_port() -> int:
 
 
 def flags(wishes: Wishes) -> list[str]:
-    """The memory options as the command line spells them; those left at their default are left out, but what is guessed
-    is said: serving guesses unless it is told not to."""
+    """The memory options as the command line spells them; those left at their default are left out."""
     found: list[str] = []
     for field in fields(wishes):
         value = getattr(wishes, field.name)
-        if value != field.default or field.name == "drafts":
+        if value != field.default and field.name != "drafts":
             found += ["--" + field.name.replace("_", "-"), str(value)]
     return found
+
+
+def serving(wishes: Wishes) -> list[str]:
+    """The same for a server, which guesses by itself unless it is told what."""
+    return [*flags(wishes), "--drafts", str(wishes.drafts or "off")]
 
 
 class ServerProcess:

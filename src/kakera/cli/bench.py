@@ -48,7 +48,7 @@ def serve(
 
     from kakera.bench import plot as plots
     from kakera.bench import tables
-    from kakera.bench.server import ServerProcess, flags
+    from kakera.bench.server import ServerProcess, serving
 
     counts = numbers("--streams", streams)
     if plot:
@@ -59,7 +59,7 @@ def serve(
     with contextlib.ExitStack() as stack:
         if url is None:
             with waiting("starting the server"):
-                process = stack.enter_context(ServerProcess(subject, flags(wishes)))
+                process = stack.enter_context(ServerProcess(subject, serving(wishes)))
         with waiting("measuring") as tell:
             found = asyncio.run(_load(url or process.url, api_key, counts, prompt_tokens, new_tokens, long, tell))
         if plan:

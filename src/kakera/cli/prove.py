@@ -34,16 +34,20 @@ def prove(
 
     A server is started with the same options as by `kakera serve`. It takes some minutes on a card.
     """
+    from kakera.cli.engine import with_drafts
     from kakera.cli.model import resolve_model
     from kakera.cli.terminal import say
     from kakera.errors import UsageError
+    from kakera.plan.plan import AUTO
     from kakera.prove.report import record, summary
+    from kakera.target.devices import resolve_to_compute
 
     if report is not None and not report.resolve().parent.is_dir():
         raise UsageError(f"--report {report}: there is no such directory")
     found = resolve_model(model)
     if found.scripted:
         raise UsageError(f"{model}: a script takes no memory that could be proven")
+    wishes = with_drafts(wishes, AUTO, resolve_to_compute(wishes.gpus))  # as serve does by itself
     verdict, trace, plan = proof_of(found, model, wishes, quick)
     if report is not None:
         report.write_text(_as_json(record(verdict, trace, plan)))
@@ -101,7 +105,7 @@ def prove_first(found: Model, model: str, wishes: Wishes) -> None:
 def _trace(model: str, plan: Plan, machine: Machine, wishes: Wishes, quick: bool) -> Trace:
     import asyncio
 
-    from kakera.bench.server import ServerProcess, flags
+    from kakera.bench.server import ServerProcess, serving
     from kakera.cli.progress import progress
     from kakera.cli.terminal import say
     from kakera.errors import EngineDied
@@ -115,7 +119,7 @@ def _trace(model: str, plan: Plan, machine: Machine, wishes: Wishes, quick: bool
     recorder = Recorder(plan, card_of(plan, machine, sensors.read()), sensors.read)
     say("starting the server")
     try:
-        with ServerProcess(model, flags(wishes)) as server:
+        with ServerProcess(model, serving(wishes)) as server:
             return asyncio.run(fill(server.url, recorder, progress, quick))
     except EngineDied as error:  # a server that does not come up, for want of memory say, is a verdict
         return Trace(recorder.card, failure=str(error))
