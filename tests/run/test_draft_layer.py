@@ -91,8 +91,9 @@ def by_definition(world: World, text: list[int], depth: int) -> tuple[int, ...]:
 
 
 def test_guesses_are_the_layers_over_the_whole_text_in_any_chunks_and_after_a_hit(drafting_model):
-    """Cold, in chunks of a page, and from a checkpoint; a slot before the first, which the definition lacks, is all
-    that may differ, so a few guesses of random weights may."""
+    """LightLLM#1079, lattice#1340, mlx-vlm#2096: cold, in chunks of a page, and from a checkpoint. llama.cpp#24025,
+    ik#1815, ATOM#1742: with random norms, at depths that feed the layer its own output behind its norm. A slot before
+    the first, which the definition lacks, is all that may differ, so a few guesses of random weights may."""
     prompt = tokens_of(1, 300)
     seen = []
     for chunk, again in ((512, False), (64, False), (512, True)):

@@ -1,8 +1,8 @@
 """Bugs that others had with drafts on hybrid models, numbered: what a request says and leaves behind is what it says
 and leaves behind without drafts.
 
-Elsewhere: 2, 22, 27 in test_draft_layer.py; 13, 17 in tests/schedule/test_drafts.py; 20 and 12's reasoning in
-tests/server/test_guessed_tokens.py; 23 in tests/model/test_mtp.py; 24 in tests/model/test_held_rows.py.
+Elsewhere: 2, 22, 23, 27 in test_draft_layer.py; 13, 17 in tests/schedule/test_drafts.py; 20 and 12's reasoning in
+tests/server/test_guessed_tokens.py; 24 in tests/model/test_held_rows.py.
 """
 
 from __future__ import annotations

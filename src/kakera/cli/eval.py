@@ -14,7 +14,7 @@ from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
 from kakera.cli.progress import progress
 from kakera.plan.plan import Wishes
 
-app = typer.Typer(help="Measure quality: ppl, kld, retrieval, tools, json.", no_args_is_help=True)
+app = typer.Typer(help="Measure quality: ppl, kld, retrieval, tools, json; and drafts.", no_args_is_help=True)
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Data to use instead of the shipped one.")]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="At most that many cases or windows.")]
@@ -102,6 +102,40 @@ def kld(
         f"{found.positions:,} positions in {found.windows} windows of {window}: "
         f"{model} KV {wishes.kv} against {base or model} KV {base_kv}",
     )
+
+
+@app.command()
+@with_memory_options
+def drafts(
+    model: ModelArgument = "mini",
+    limit: Annotated[int, typer.Option("--limit", min=1, help="At most that many texts of each kind.")] = 4,
+    seed: SeedOption = 0,
+    depth: Annotated[int, typer.Option("--depth", min=1, max=7, help="Guesses of the draft layer at a time.")] = 3,
+    as_json: JsonOption = False,
+    *,
+    wishes: Wishes,
+) -> None:
+    """How often guesses of what comes next are right: of the draft layer by depth, and of look-ups. On a CPU."""
+    from kakera.cli.engine import with_drafts
+    from kakera.errors import UsageError
+    from kakera.evaluate.drafts import TEMPERATURES, acceptance, prompts, table
+    from kakera.evaluate.session import open_engine, open_reader
+    from kakera.plan.planner import plan_for
+    from kakera.target.devices import resolve_to_compute
+
+    directory, machine = _directory(model), resolve_to_compute(wishes.gpus)
+    if machine.target.has_cards:
+        raise UsageError("guesses are checked on a CPU only so far: add --gpus cpu")
+    wishes = with_drafts(wishes, depth, machine)
+    reader = open_reader(directory)
+    texts = prompts(reader, limit, seed)
+    layer = plan_for(directory, wishes).spec.drafting
+    engine = open_engine(directory, wishes)
+    with progress("texts", sum(map(len, texts.values())) * len(TEMPERATURES) * (2 if layer else 1)) as advance:
+        found = acceptance(engine, texts, depth, layer, reader.stop_tokens, partial(advance, 1))
+    result = {"suite": "drafts", "model": model, "kv": wishes.kv, "depth": depth, "draft_layer": layer}
+    title = f"drafts: {model}, KV {wishes.kv}" + ("" if layer else "; its files hold no draft layer")
+    _show({**result, "rows": [tally.json for tally in found]}, as_json, table(title, found, depth))
 
 
 def _suite_command(suite: str) -> Callable[..., None]:
