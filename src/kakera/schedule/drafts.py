@@ -149,7 +149,8 @@ class Drafts:
     def observe(self, rows: Tokens[Checked], result: StepResult, beside_prompts: bool) -> None:
         """A step has run: these are its decode rows."""
         for row in rows:
-            if not self._made[row.sequence.id].looked_up:
+            made = self._made.get(row.sequence.id)
+            if made is not None and not made.looked_up:
                 row.sequence.depths.observe(row.drafts, row.accepted)
         if not rows or not self._paying:
             return

@@ -232,7 +232,7 @@ class Scheduler:
         self._in_flight = None
         self._last_step_at = self.clock()
         prefilled = sum(len(row.tokens) for row in plan.prefill)
-        if plan.rows:
+        if plan.prefill or (plan.rows and not any(row.drafts for row in plan.decode)):
             self.budget.observe(prefilled, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}

@@ -19,7 +19,7 @@ from kakera.contract.events import TokenLogprob
 from kakera.run.choose.logprobs import Logprobs
 from kakera.run.choose.noise import gumbel
 from kakera.run.choose.picks import TOP_BOUND, Pick, Rank, flat
-from kakera.run.choose.ranking import PIECE_ROWS, in_pieces, top_ids
+from kakera.run.choose.ranking import in_pieces, top_ids
 from kakera.run.transfer import Download, upload
 
 SORTED_ROWS = 4  # at a time: beside 5 copies of them torch's sort on a GPU takes about 8 more, 52 MB in all
@@ -117,32 +117,34 @@ def _banned(bits_PB: Tensor, vocabulary: int) -> Tensor:
 def _drawn(tokens_R: Tensor, logits_RV: Tensor, on: dict[str, Tensor]) -> Tensor:
     """The tokens, with those of rows that have a temperature drawn: the largest sum of logit and noise among the tokens
     that the row's filters leave."""
-    for rows_P, keys_P1, numbers_P4 in _pieces("top", on, PIECE_ROWS):
-        values_PK = logits_RV.index_select(0, rows_P)
-        ids_PK = top_ids(values_PK, min(TOP_BOUND, logits_RV.shape[-1]))
-        values_PK = values_PK.gather(-1, ids_PK)
-        places_K = torch.arange(ids_PK.shape[-1], device=ids_PK.device)
-        values_PK.masked_fill_(places_K >= _kept(values_PK.clone(), numbers_P4), -torch.inf)
-        best_P1 = _race(values_PK, ids_PK, keys_P1, numbers_P4)
-        tokens_R = tokens_R.index_copy(0, rows_P, ids_PK.gather(-1, best_P1)[:, 0])
-    ids_V = torch.arange(logits_RV.shape[-1], device=logits_RV.device)
-    for rows_P, keys_P1, numbers_P4 in _pieces("sorted", on, SORTED_ROWS):
+    rows_S, numbers_S4 = on["top_rows_S"], on["top_numbers_S4"]
+    if len(rows_S):
+        count = min(TOP_BOUND, logits_RV.shape[-1])
+        ids_SK = torch.cat([top_ids(logits_RV.index_select(0, rows_P), count) for rows_P in in_pieces(rows_S)])
+        values_SK = logits_RV[rows_S[:, None], ids_SK]
+        places_K = torch.arange(count, device=ids_SK.device)
+        values_SK.masked_fill_(places_K >= _kept(values_SK.clone(), numbers_S4), -torch.inf)
+        best_S1 = _race(values_SK, ids_SK, on["top_keys_S1"], numbers_S4)
+        tokens_R = tokens_R.index_copy(0, rows_S, ids_SK.gather(-1, best_S1)[:, 0])
+    drawn_of_all = len(on["sorted_rows_S"]) or len(on["all_rows_S"])
+    ids_V = torch.arange(logits_RV.shape[-1] if drawn_of_all else 0, device=logits_RV.device)
+    for rows_P, keys_P1, numbers_P4 in _pieces("sorted", on):
         least_P1, last_P1 = _last(logits_RV, rows_P, numbers_P4)
         values_PV = logits_RV.index_select(0, rows_P)
         dropped_PV = (values_PV == least_P1).logical_and_(ids_V > last_P1).logical_or_(values_PV < least_P1)
         best_P1 = _race(values_PV.masked_fill_(dropped_PV, -torch.inf), ids_V, keys_P1, numbers_P4)
         tokens_R = tokens_R.index_copy(0, rows_P, best_P1[:, 0])
         del values_PV, dropped_PV  # before the next piece is sorted
-    for rows_P, keys_P1, numbers_P4 in _pieces("all", on, SORTED_ROWS):
+    for rows_P, keys_P1, numbers_P4 in _pieces("all", on):
         best_P1 = _race(logits_RV.index_select(0, rows_P), ids_V, keys_P1, numbers_P4)
         tokens_R = tokens_R.index_copy(0, rows_P, best_P1[:, 0])
     return tokens_R
 
 
-def _pieces(rank: Rank, on: dict[str, Tensor], size: int) -> Iterator[tuple[Tensor, ...]]:
-    """Rows, keys and numbers of at most `size` rows of a rank at a time."""
+def _pieces(rank: Rank, on: dict[str, Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """Rows, keys and numbers of at most SORTED_ROWS rows of a rank at a time."""
     names = (f"{rank}_rows_S", f"{rank}_keys_S1", f"{rank}_numbers_S4")
-    return zip(*(in_pieces(on[name], size) for name in names), strict=True)
+    return zip(*(in_pieces(on[name], SORTED_ROWS) for name in names), strict=True)
 
 
 def _race(values_SK: Tensor, ids_K: Tensor, keys_S1: Tensor, numbers_S4: Tensor) -> Tensor:
