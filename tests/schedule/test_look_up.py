@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from array import array
+from dataclasses import replace
 
 import pytest
 from drafters import first, oracle
@@ -167,3 +168,24 @@ def test_usage_says_what_was_accepted_and_what_not():
     assert end.usage.accepted_tokens == 9 and end.usage.rejected_tokens > 0
     counters = driver.cache.counters
     assert (counters["drafted_tokens"], counters["accepted_tokens"]) == (39 + 39, 20 + 9)
+
+
+@pytest.mark.parametrize(("right", "warned"), [(False, True), (True, False)])
+def test_a_draft_layer_that_is_never_right_is_told_once(caplog, right, warned):
+    """kekzl/imp#1428, z-lab/paroquant#42: a layer read wrongly loads, and is refused for ever."""
+    driver = Driver()
+    driver.scheduler.drafts = Drafts(None, 4, layer=True)
+    run = driver.runner.run
+
+    def propose(row, given):
+        result = run(row, given)
+        if not row.propose or not result.tokens:
+            return result
+        behind = given.behind(result.tokens)
+        return replace(result, proposed=tuple(oracle(behind, 4)) if right else (VOCAB + 1,) * 4)
+
+    driver.runner.run = propose
+    for seed in range(3):
+        usage = driver.ask(prose(20, seed), max_tokens=100).usage
+        assert (usage.accepted_tokens > 50) == right
+    assert len([line for line in caplog.messages if "draft layer" in line]) == warned

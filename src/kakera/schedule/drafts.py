@@ -8,6 +8,7 @@ for every token that a step has more. So a text that nobody guesses right is wri
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
@@ -18,9 +19,12 @@ from kakera.plan.plan import MOST_DRAFTS
 from kakera.schedule.depths import DEEPEST
 from kakera.schedule.sequence import Sequence
 
+log = logging.getLogger(__name__)
+
 Drafter = Callable[[SamplingInput, int], Tokens[int]]
 """(a request's text so far, most tokens) -> ids of the vocabulary, as many or fewer, in order."""
 
+WATCHED, LEAST_RIGHT = 200, 0.05  # guesses of a draft layer, and the share of right ones that a sound one exceeds
 ALLOWANCE = 0.02  # of the time that a request takes without drafts
 MOST_CREDIT = 8.0  # steps: what was once saved is not all risked again
 _FIRST_GUESS = 0.15  # of a step of one token: what one more costs, before anything was measured
@@ -91,6 +95,7 @@ class Drafts:
         self.costs = StepCosts()
         self.guess_seconds = 0.0  # of the draft layer, for one guess
         self._made: dict[str, Guess] = {}  # for the step that is planned or runs
+        self._first = [0, 0]  # of the first WATCHED guesses of the layer: checked, right
 
     def of(self, sequences: Iterable[Sequence], context: int) -> dict[str, Guess]:
         """What the next rows of those that decode carry, by request."""
@@ -152,6 +157,7 @@ class Drafts:
             made = self._made.get(row.sequence.id)
             if made is not None and not made.looked_up:
                 row.sequence.depths.observe(row.drafts, row.accepted)
+                self._watch(row.drafts, row.accepted)
         if not rows or not self._paying:
             return
         guesses = sum(row.proposed for row in rows)
@@ -169,6 +175,20 @@ class Drafts:
             earned = row.accepted * token - spent if spent else ALLOWANCE * token
             if row.sequence.credit is not None:
                 row.sequence.credit = min(row.sequence.credit + earned, MOST_CREDIT * token)
+
+    def _watch(self, drafts: int, accepted: int) -> None:
+        """A layer that was read wrongly loads, guesses, and is refused for ever: somebody should hear of it."""
+        if self._first[0] >= WATCHED:
+            return
+        self._first = [self._first[0] + drafts, self._first[1] + accepted]
+        checked, right = self._first
+        if checked >= WATCHED and right < LEAST_RIGHT * checked:
+            log.warning(
+                "of the draft layer's first %d guesses %d were right: its weights may be damaged or of another model; "
+                "answers are not affected, and guesses are made only where they pay",
+                checked,
+                right,
+            )
 
 
 def count_accepted(row: Segment, taken: Tokens[int]) -> int:
