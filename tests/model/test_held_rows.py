@@ -57,13 +57,15 @@ def test_24_hundreds_of_rounds_with_refusals_leave_the_state_of_one_token_after_
         mixed = [torch.randn(count, WIDTH) * 2 for count in counts]
         spans, offset = [], 0
         for slot, count in enumerate(counts):
-            spans.append(Span(offset, count, 0, slot, torch.empty(0), (), Held()))
+            held_row = Held(ends=[] if rng.random() < 0.5 else None)
+            held_row.inputs["gdn"].append(mixed[slot])
+            spans.append(Span(offset, count, 0, slot, torch.empty(0), (), held_row))
             offset += count
         before = held.state_LSVKD.clone(), held.conv_LSWC.clone()
         y_TI = run(core, of, held, spans, torch.cat(mixed))
         assert torch.equal(held.state_LSVKD, before[0]) and torch.equal(held.conv_LSWC, before[1])
-        stay = [rng.randrange(count + 1) for count in counts]
-        kept = [(Kept(Held(), slot, n), mixed[slot][:n]) for slot, n in enumerate(stay) if n]
+        stay = [rng.choice([count, rng.randrange(count + 1)]) for count in counts]
+        kept = [(Kept(spans[slot].held, slot, n), mixed[slot][:n]) for slot, n in enumerate(stay) if n]
         if kept:
             core.commit(0, of, kept, held)
         for slot, n in enumerate(stay):

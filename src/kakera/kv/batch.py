@@ -65,9 +65,14 @@ class Save:
 @dataclass(frozen=True)
 class Held:
     """What blocks with a state were given for the tokens of a span, some of which may not stay, [count, ...] by kind of
-    block and layer. Such a span only reads the states; `HybridModel.commit` takes them on by the tokens that stay."""
+    block and layer. Such a span only reads the states; `HybridModel.commit` takes them on by the tokens that stay.
+
+    `ends`: not None where there is room for the states behind all of the tokens, by layer: if all stay, that is a copy
+    and no computation.
+    """
 
     inputs: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    ends: list[tuple[Tensor, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,11 @@ class Kept:
     held: Held
     slot: int
     count: int
+
+    @property
+    def whole(self) -> bool:
+        """All of its tokens stay."""
+        return all(self.count == len(given) for layers in self.held.inputs.values() for given in layers)
 
 
 @dataclass(frozen=True)

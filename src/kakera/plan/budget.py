@@ -165,7 +165,7 @@ class _Budget:
             rows.append(PlanRow("KV windows and sinks", "device", slots * case.window, note, "slots"))
         rows.append(PlanRow("activations and scratch", "device", scratch, f"chunk {choice.chunk}, any context"))
         if self.wishes.drafts:
-            note = f"what states go on by, for {slots} + {MOST_DRAFTS} tokens of a step"
+            note = f"what states go on by, for {slots} + {MOST_DRAFTS} tokens of a step; one row's states"
             rows.append(PlanRow("drafts", "device", drafted_bytes(case.own, slots, self.target), note))
         asked, staged = self.wishes.host_cache, choice.staged
         if staged is not None and (asked is None or self._store(asked).blocks):

@@ -49,13 +49,13 @@ def live_state_bytes(spec: ModelSpec, target: Target) -> int:
 
 
 def drafted_bytes(spec: ModelSpec, slots: int, target: Target) -> int:
-    """What a step with drafts holds until it is known which of them stay, and the hidden states that a draft layer has
-    not seen yet."""
+    """What a step with drafts holds until it is known which of them stay, the states behind all of one row's, and the
+    hidden states that a draft layer has not seen yet."""
     waiting = slots * PAGE * spec.draft.width if spec.drafting and spec.draft is not None else 0
     given = 0
     if (gdn := spec.gdn) is not None:
         given = len(spec.gdn_layers) * (gdn.conv_channels + gdn.values + 2 * gdn.v_heads)
-    return (waiting + (slots + MOST_DRAFTS) * given) * target.activation_bytes
+    return (waiting + (slots + MOST_DRAFTS) * given) * target.activation_bytes + live_state_bytes(spec, target)
 
 
 def checkpoint_parts(spec: ModelSpec, kv: KvFormat, state_dtype: StateDtype, target: Target) -> Record:

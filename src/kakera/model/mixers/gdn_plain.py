@@ -46,6 +46,10 @@ class PlainCore:
     def commit(self, layer: int, weights: GdnWeights, kept: Sequence[tuple[Kept, Tensor]], states: StatePool) -> None:
         for each, mixed_NX in kept:
             live = states.state_LSVKD[layer, each.slot], states.conv_LSWC[layer, each.slot]
+            if each.held.ends and each.whole:
+                for part, end in zip(live, each.held.ends[layer], strict=True):
+                    part.copy_(end)
+                continue
             _advance(self.spec, weights, _projected(self.spec, weights, mixed_NX)[0], *live)
 
 
@@ -118,6 +122,8 @@ class PlainPass:
             outputs.append(_advance(self.spec, weights, rows.rows(part), *live))
             for save in saves:
                 save_layer(save.into, layer, *live)
+        if span.held is not None and span.held.ends is not None:
+            span.held.ends.append(live)
         return torch.cat(outputs)
 
     def _scan(self, weights: GdnWeights, rows: _Projected, layer: int, span: Span) -> Tensor:

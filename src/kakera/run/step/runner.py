@@ -221,7 +221,9 @@ class TorchRunner:
             saves = [_Staged(save.checkpoint, self.store.new_checkpoint(save.position)) for save in inside]
             staged += saves
             into = tuple(Save(each.tensors) for each in saves)
-            held = Held() if row.drafts else None
+            held = None
+            if row.drafts:
+                held = Held(ends=None if any(span.held for span in spans) else [])  # the plan has room for one row's
             spans.append(Span(offset, len(row.tokens), row.start, row.slot, self.tables.of(row), into, held))
             offset += len(row.tokens)
             logit_rows += range(offset - row.sampled, offset)
