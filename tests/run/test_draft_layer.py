@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from drafted_world import checkpoints, noting, requests, row_by_row
-from run_world import MACHINE, World, ask, tokens_of
+from run_world import MACHINE, World, ask, tiny_plan, tokens_of
 
+from kakera.contract.recording import read_recording
 from kakera.errors import PlanRefused
 from kakera.kv.batch import Batch, Span
 from kakera.model.mtp import draft_hidden
 from kakera.plan.plan import OFF, Wishes
 from kakera.plan.planner import plan_and_speed
+from kakera.run.build import build_engine
 from kakera.run.generate import generate
-from kakera.run.process.recipe import EngineRecipe
+from kakera.run.process.recipe import EngineRecipe, Recording, record
+from kakera.run.recording.replay import Replay
 from kakera.schedule.drafts import Drafts
 from tiny_model import write_tiny_model
 
@@ -190,3 +193,19 @@ def test_a_draft_layer_gives_way_to_context_and_to_requests(drafting_model):
         if not found.spec.drafting:
             return
     raise AssertionError("it never gave way")
+
+
+def test_a_recording_with_guesses_replays_to_the_bit(drafting_model, tmp_path):
+    """The layer's pages are among what a replay compares; rows are repeated as far as they were kept."""
+    plan = tiny_plan(drafting_model, drafting=True)
+    engine = build_engine(drafting_model, plan, drafts=Drafts(None, DEPTH, layer=True))
+    record(engine, plan, Recording(tmp_path / "run", "tiny", True))
+    bias = {"logit_bias": ((65, 9.0),)}  # so that some guesses are right
+    first = generate(engine, [ask("first", tokens_of(1, 150), 80, **bias)])["first"]
+    turn = (*tokens_of(1, 150), *first.tokens, *tokens_of(2, 20))
+    second = generate(engine, [ask("second", turn, 20, **bias)])["second"]
+    assert second.finished.usage.cached_tokens == 192 and engine.scheduler.cache.counters["accepted_tokens"] > 9
+    header, steps = read_recording(tmp_path / "run")
+    steps = list(steps)
+    replay = Replay(build_engine(drafting_model, plan).runner, plan, header, [one for s in steps for one in s.inputs])
+    assert [difference for step in steps for difference in replay.step(step)] == []

@@ -26,6 +26,7 @@ from kakera.kv.rotation import Rotation
 from kakera.model.state import StatePool
 from kakera.plan.plan import Plan
 from kakera.run.recording.record import prints, rows_kept
+from kakera.run.step.draft_layer import DraftLayer
 from kakera.run.step.page_tables import PageTables
 from kakera.run.step.runner import TorchRunner
 from kakera.run.store.host import CheckpointShape, HostStore
@@ -186,7 +187,9 @@ def cold_prefix(like: TorchRunner, plan: Plan, tokens: Sequence[int]) -> dict[st
     states = StatePool(plan.spec, 1, device, dtype)
     record = checkpoint_record(plan.spec, plan.kv.checkpoint_pages, Dtypes(plan.state_dtype, activation_of(dtype)))
     store = HostStore(CheckpointShape(record, device), kv.store, states)
-    runner = TorchRunner(like.model, kv, states, store, PageTables(1, pages, device), like.chooser)
+    tables = PageTables(1, pages, device)
+    drafts = DraftLayer(like.model, kv.backend, states, tables) if plan.spec.drafting else None
+    runner = TorchRunner(like.model, kv, states, store, tables, like.chooser, drafts=drafts)
     for start in range(0, len(tokens), plan.chunk):
         piece = tuple(tokens[start : start + plan.chunk])
         known, end = pages_for(start), pages_for(start + len(piece))
