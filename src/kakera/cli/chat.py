@@ -73,16 +73,17 @@ def chat(
 
 
 def _local(model: str, wishes: Wishes, settings: Settings, threads: int | None, console: Console) -> Answerer:
-    from kakera.cli.engine import recipe_for, served_model
+    from kakera.cli.engine import recipe_for, served_model, with_drafts
     from kakera.cli.local_answers import LocalModel
     from kakera.cli.model import resolve_model
+    from kakera.plan.plan import AUTO
     from kakera.target.devices import resolve_to_compute
     from kakera.target.threads import patient_threads
 
-    found = resolve_model(model)
-    offered = served_model(found)
+    found, machine = resolve_model(model), resolve_to_compute(wishes.gpus)
+    offered, wishes = served_model(found), with_drafts(wishes, AUTO, machine)
     recipe = recipe_for(found, wishes, lambda line: console.print(line, style="dim", soft_wrap=True), threads)
-    with patient_threads(computes=not resolve_to_compute(wishes.gpus).target.has_cards):
+    with patient_threads(computes=not machine.target.has_cards):
         return LocalModel(recipe(), offered, settings)
 
 
