@@ -49,7 +49,8 @@ class Driver:
         self.cache = PrefixCache(CacheSizes(pages, host_bytes, CHECKPOINT_BYTES, SINK_BYTES, PAGE_BYTES, windowed))
         self.clock = Clock()
         limits = Limits(context=context, pages=pages, slots=slots, chunk=chunk, max_waiting=max_waiting, saves=saves)
-        self.scheduler = Scheduler(limits, self.cache, self.clock, drafter and Drafts(drafter), disk)
+        drafts = drafter if isinstance(drafter, Drafts) else drafter and Drafts(drafter)
+        self.scheduler = Scheduler(limits, self.cache, self.clock, drafts, disk)
         self.runner = FakeRunner(self.cache, self.context_of, seconds or (lambda plan: 0.01))
         self.runner.disk = disk
         if disk is not None:

@@ -6,7 +6,7 @@ state saved at the wrong place fails the test at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from kakera.cache.prefix import PrefixCache
@@ -63,6 +63,9 @@ class FakeRunner:
         self.ahead: dict[int, tuple[str, int]] = {}  # slot -> whose row has been computed already, and its start
         self.disk = None  # fake_disk.py
         self.failing: set[str] = set()  # request ids whose next row fails
+        self.layer: Callable[[SamplingInput, int], Sequence[int]] | None = (
+            None  # a draft layer: (text, most) -> guesses
+        )
         self.computed_tokens = 0
 
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] | None = None) -> StepResult:
@@ -147,6 +150,11 @@ class FakeRunner:
         if row.start < PAGE:
             self.slot_sinks[row.slot] = drafted[: min(row.end, PAGE)]
         result = self.answer(row, given)
+        if row.propose:
+            assert self.layer is not None and given is not None, "guesses are wanted of a layer that is not there"
+            result = replace(
+                result, proposed=tuple(self.layer(given.behind(result.tokens), row.propose))[: row.propose]
+            )
         kept = len(result.tokens) if row.drafts else len(row.tokens)
         self.states[row.slot] = drafted[: row.start + kept]
         for save in row.saves:

@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from test_fuzz import play
 
 from kakera.contract.grid import PAGE
+from kakera.plan.plan import MOST_DRAFTS
+from kakera.schedule.drafts import Drafts
+from kakera.schedule.look_up import LookUp
 
 DRAFTERS = {
     "none": lambda seed: None,
@@ -58,6 +61,29 @@ def held(driver: Driver) -> dict:
 
 def kind_of(node) -> str | None:
     return node.checkpoint.kind if node.checkpoint is not None else None
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.sampled_from([8, 20, 60]),
+    paying=st.booleans(),
+    layer=st.sampled_from(["oracle", "two", "random", "adversary"]),
+    looks_up=st.booleans(),
+)
+def test_random_traffic_with_a_draft_layer_and_look_ups_is_answered_right(seed, pages, paying, layer, looks_up):
+    """Whatever is proposed, and whoever is preempted, fails or leaves between a proposal and its check."""
+
+    def watch(driver: Driver) -> None:
+        driver.runner.layer = DRAFTERS[layer](seed)
+
+    drafts = Drafts(LookUp() if looks_up else None, MOST_DRAFTS, paying=paying, layer=True)
+    driver = play(seed, pages, slots=3, host=6, windowed=True, steps=80, drafter=drafts, watch=watch)
+    driver.assert_idle_is_clean()
+    rows = [row for plan in driver.plans for row in plan.decode]
+    assert all(sum(len(row.drafts) for row in plan.decode) <= MOST_DRAFTS for plan in driver.plans)
+    assert not rows or any(row.propose for row in rows)
 
 
 @pytest.mark.slow
