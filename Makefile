@@ -17,7 +17,7 @@ demo: $(READY)
 
 # What to run after every change: the rooms without torch, the codec, the arithmetic, a story or two end to end.
 QUICK := $(wildcard tests/test_*.py) \
-  $(wildcard $(addprefix tests/,contract arch target plan disk cache schedule text chat constrain ops)) \
+  $(wildcard $(addprefix tests/,contract arch target plan disk cache schedule text vision chat constrain ops)) \
   $(addprefix tests/kv/test_kv_,codec.py rotation.py softmax.py) \
   tests/run/test_hit_is_cold.py tests/server/test_chat.py
 # Where Python is told to keep no compiled modules, each process of a test compiles all that it imports, and pytest all
@@ -69,8 +69,8 @@ COMPILE = $(PYTHON) -m uv pip compile --quiet --upgrade --generate-hashes --no-a
   --python-version 3.11 --python-platform x86_64-manylinux_2_35 --custom-compile-command 'make lock'
 lock: $(READY)
 	@$(PIP) install --quiet uv
-	@echo '$(CPU_TORCH)' | $(COMPILE) --find-links '$(CPU_WHEELS)' --output-file requirements-cpu.lock pyproject.toml -
-	@echo '$(TORCH)' | $(COMPILE) --extra gpu --output-file requirements-gpu.lock pyproject.toml -
+	@echo '$(CPU_TORCH)' | $(COMPILE) --extra vision --find-links '$(CPU_WHEELS)' --output-file requirements-cpu.lock pyproject.toml -
+	@echo '$(TORCH)' | $(COMPILE) --extra vision --extra gpu --output-file requirements-gpu.lock pyproject.toml -
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist

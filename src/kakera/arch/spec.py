@@ -14,6 +14,7 @@ from kakera.arch import rope
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
 from kakera.arch.config import Config
 from kakera.arch.tensors import HEAD, ROWS, Kind, Place, State, Tensor, Values, by_rows, small
+from kakera.arch.vision import PREFIX, VisionSpec
 from kakera.errors import CheckpointError
 
 EMBEDDING, LM_HEAD = "model.embed_tokens", "lm_head"
@@ -116,8 +117,9 @@ QWEN_NAMES = Names(
         ("model.language_model.", "model."),
         ("language_model.model.", "model."),
         ("language_model.lm_head", "lm_head"),
+        ("visual.", PREFIX),
     ),
-    ignored=("model.visual.", "visual."),  # the vision tower
+    ignored=(PREFIX,),  # the vision tower
     optional=("mtp.",),  # a draft layer
 )
 
@@ -126,7 +128,8 @@ QWEN_NAMES = Names(
 class ModelSpec:
     """`hidden`: values of one residual stream; `vocab`: rows of embedding and head; `eos`: end tokens, the first of
     which counts where one is meant; `finish`: name of the last read; `embedding`: where that may lie, best first;
-    `unserved`: why it can be planned and not served."""
+    `unserved`: why it can be planned and not served; `vision`: a tower that its config tells of, stored or not, and
+    `blind`: why that one is not computed."""
 
     model_type: str
     vocab: int
@@ -142,6 +145,8 @@ class ModelSpec:
     finish: str = "model.norm"
     embedding: tuple[Place, ...] = ("device",)
     unserved: str = ""
+    vision: VisionSpec | None = None
+    blind: str = ""
 
     @staticmethod
     def of(config: Config, layers: tuple[Layer, ...], residual: Residual, draft: Draft | None = None) -> ModelSpec:
