@@ -109,18 +109,18 @@ def test_limits_of_areas(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("changed", "said"),
     [
-        {"patch_size": 14},
-        {"image_mean": [0.48145466, 0.4578275, 0.40821073]},
-        {"resample": 2},
-        {"do_resize": False},
-        {"rescale_factor": 1 / 256},
-        {"size": {"shortest_edge": 1 << 20, "longest_edge": 1}},
-        {"size": {"longest_edge": "large"}},
-        {"size": 3},
+        ({"patch_size": 14}, "patch_size is 14"),
+        ({"image_mean": [0.48145466, 0.4578275, 0.40821073]}, "image_mean"),
+        ({"resample": 2}, "resample is 2"),
+        ({"do_resize": False}, "do_resize is False"),
+        ({"rescale_factor": 1 / 256}, "rescale_factor"),
+        ({"size": {"shortest_edge": 1 << 20, "longest_edge": 1}}, "between 1048576 and 1 pixels"),
+        ({"size": {"longest_edge": "large"}}, "longest_edge is 'large'"),
+        ({"size": 3}, "size is 3"),
     ],
 )
-def test_a_preprocessing_that_is_not_computed_is_refused(tmp_path, changed):
-    with pytest.raises(CheckpointError, match=str(next(iter(changed))).partition("_")[0]):
+def test_a_preprocessing_that_is_not_computed_is_refused(tmp_path, changed, said):
+    with pytest.raises(CheckpointError, match=said):
         read_pixels(written(tmp_path, "preprocessor_config.json", {**FILE, **changed}), tower())

@@ -54,3 +54,23 @@ def test_keys_follow_their_prefix_and_nothing_else(tokens, known, changed):
         other = page_keys([*tokens[:changed], tokens[changed] ^ 1, *tokens[changed + 1 :]])
         same = [a.hash == b.hash for a, b in zip(keys, other, strict=True)]
         assert same == [page < changed // PAGE for page in range(len(keys))]
+
+
+def test_pages_with_images_are_compared_by_what_stands_beside_their_tokens():
+    """Not by a hash alone, which a stranger may have years to collide; and no router is told that tokens name them."""
+    from kakera.cache.announced import Announced
+    from kakera.cache.tree import PageTree
+
+    keys = {name: page_keys(TOKENS, extra={1: name}) for name in (b"cat", b"dog")}
+    forged = keys[b"cat"][1]._replace(hash=keys[b"dog"][1].hash)
+    assert forged != keys[b"dog"][1] and forged.tokens == keys[b"dog"][1].tokens
+    tree = PageTree()
+    announced = Announced(tree)
+    text = tree.add(tree.root, keys[b"cat"][0])
+    seen = tree.add(text, keys[b"cat"][1])
+    announced.gained(seen)
+    assert announced.take() == []
+    announced.gained(text)
+    assert len(announced.take()) == 1
+    announced.lost(seen)
+    assert announced.take() == []

@@ -121,6 +121,15 @@ def _owner(name: str, declared: Mapping[str, Tensor], pieces: Mapping[str, str])
     return name
 
 
+def tower_bytes(spec: ModelSpec, headers: Iterable[TensorHeader]) -> int:
+    """Of a vision tower as it is stored; 0 if none is, or not all of one."""
+    if spec.vision is None:
+        return 0
+    stored = {spec.names.canonical(header.name): header.bytes for header in headers}
+    found = [stored.get(tensor.name) for tensor in spec.vision.tensors()]
+    return sum(size for size in found if size) if all(found) else 0
+
+
 @dataclass(frozen=True)
 class Entry:
     """A module (or a lone tensor) of a checkpoint: format, shape ([O, I] for a linear), bytes on disk."""

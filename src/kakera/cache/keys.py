@@ -20,11 +20,12 @@ _ROOT = b"kakera prefix"  # tells a root's hash from a page's (personalisation o
 
 
 class PageKey(NamedTuple):
-    """`tokens`: the page's ids as 32-bit little-endian integers. Dictionaries compare them too, so that not even a
-    collision of hashes could give wrong text."""
+    """`tokens`: the page's ids as 32-bit little-endian integers; `beside`: the extra keys. Dictionaries compare them
+    too, so that not even a collision of hashes could give wrong text."""
 
     hash: bytes
     tokens: bytes
+    beside: bytes = b""
 
 
 def root_hash(salt: bytes) -> bytes:
@@ -61,5 +62,5 @@ def page_keys(
         page = data[begin : begin + width]
         beside = extra.get(len(known) + len(found), b"") if extra else b""
         parent = hashlib.blake2b(parent + page + beside, digest_size=HASH_BYTES).digest()
-        found.append(PageKey(parent, page))
+        found.append(PageKey(parent, page, beside))
     return found

@@ -202,6 +202,21 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "vision": (
+        Annotated[str, _option("--vision", "Where a vision tower lies: auto, device, host, or off.", hidden=True)],
+        "off",
+    ),
+    "image_tokens": (
+        Annotated[
+            int | None,
+            _option(
+                "--image-tokens",
+                "Of the largest image, 64 to 16384; larger ones are scaled down. Default: 2048, of a CPU 256.",
+                hidden=True,
+            ),
+        ],
+        None,
+    ),
 }
 
 

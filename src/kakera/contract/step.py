@@ -104,8 +104,34 @@ class ReadRecords(msgspec.Struct, frozen=True, array_like=True, tag=True):
     records: tuple[DiskRecord, ...]
 
 
+class EncodeImage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Compute the embeddings of an image of `rows` x `columns` tokens, and keep them under its digest. What goes wrong
+    fails the rows that name it, and nobody else. `pixels`: RGB bytes; none: all black (a recording without prompts)."""
+
+    digest: bytes
+    rows: int
+    columns: int
+    pixels: bytes
+
+
+class ForgetImages(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Forget embeddings of images."""
+
+    digests: tuple[bytes, ...]
+
+
 Action = (
-    ResetSlot | RestoreCheckpoint | SaveSlot | SaveSink | DemotePages | PromotePages | Drop | WriteRecords | ReadRecords
+    ResetSlot
+    | RestoreCheckpoint
+    | SaveSlot
+    | SaveSink
+    | DemotePages
+    | PromotePages
+    | Drop
+    | WriteRecords
+    | ReadRecords
+    | EncodeImage
+    | ForgetImages
 )
 
 
@@ -114,6 +140,15 @@ class SavePoint(msgspec.Struct, frozen=True, array_like=True):
 
     position: int
     checkpoint: int
+
+
+class ImageRows(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens row .. row + count - 1 of a segment are the tokens first .. of an image: its embeddings stand for them."""
+
+    digest: bytes
+    row: int
+    first: int
+    count: int
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -127,7 +162,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     them: as many together as `end` needs. A request that gets a slot brings them all, so `known_pages` is 0 then.
 
     Logits are wanted of the last `sampled` tokens, behind each of which the next one is chosen, and of the first
-    `scored`, whose successors are known (echo). `positions`: rope positions of the tokens; () = those of the cache.
+    `scored`, whose successors are known (echo). `positions`: rope positions of the tokens, one or three of each
+    (`contract/images.py`); () = those of the cache. `images`: which of the tokens are images, of embeddings that are
+    kept by then.
     """
 
     request_id: str
@@ -139,7 +176,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     sampled: int = 0
     scored: int = 0
     saves: tuple[SavePoint, ...] = ()
-    positions: tuple[int, ...] = ()
+    positions: tuple[tuple[int, ...], ...] = ()
+    images: tuple[ImageRows, ...] = ()
 
     @property
     def end(self) -> int:
@@ -156,8 +194,21 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
         return pages_for(self.end)
 
     @property
-    def rope_positions(self) -> Sequence[int]:
-        return self.positions or range(self.start, self.end)
+    def rope_axes(self) -> Sequence[Sequence[int]]:
+        """One position a token, or three."""
+        return self.positions or (range(self.start, self.end),)
+
+    def cut(self, tokens: int) -> Segment:
+        """Its first tokens, and what they need; of those nothing is wanted."""
+        images = tuple(
+            msgspec.structs.replace(part, count=min(part.count, tokens - part.row))
+            for part in self.images
+            if part.row < tokens
+        )
+        positions = tuple(axis[:tokens] for axis in self.positions)
+        return msgspec.structs.replace(
+            self, tokens=self.tokens[:tokens], positions=positions, images=images, sampled=0, scored=0, saves=()
+        )
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

@@ -60,7 +60,10 @@ class HybridModel:
         On a CPU the values of prefill rows have the same bits whatever else is in the batch and wherever the prompt
         was cut (at multiples of 64).
         """
-        hidden_TH = self._layers.run(self.weights.embedding(batch.tokens_T), batch, attention, states)
+        x_TH = self.weights.embedding(batch.tokens_T)
+        for row, embeds_NH in batch.images:
+            x_TH[row : row + len(embeds_NH)] = embeds_NH.to(x_TH)
+        hidden_TH = self._layers.run(x_TH, batch, attention, states)
         _save_hidden(batch, hidden_TH)
         return hidden_TH
 

@@ -8,6 +8,7 @@ from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Wishes
+from kakera.plan.tower import LEAST_TOKENS, MOST_TOKENS
 from kakera.target.devices import Machine
 
 
@@ -30,6 +31,10 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
         raise UsageError(f"--host-cache {wishes.host_cache}: must not be negative")
     if wishes.embedding not in ("auto", "device", "host"):
         raise UsageError(f"--embedding {wishes.embedding}: choose auto, device or host")
+    if wishes.vision not in ("auto", "device", "host", "off"):
+        raise UsageError(f"--vision {wishes.vision}: choose auto, device, host or off")
+    if wishes.image_tokens is not None and not LEAST_TOKENS <= wishes.image_tokens <= MOST_TOKENS:
+        raise UsageError(f"--image-tokens {wishes.image_tokens}: an image takes {LEAST_TOKENS} to {MOST_TOKENS} tokens")
     if wishes.staging is not None and not 1 <= wishes.staging <= MOST_STAGED:
         raise UsageError(f"--staging {wishes.staging}: 1 to {MOST_STAGED} checkpoints may be on their way at a time")
     if wishes.reserve is not None and wishes.reserve < 0:

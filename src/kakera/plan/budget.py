@@ -19,6 +19,7 @@ from kakera.plan.plan import Place, Plan, PlanRow, Wishes
 from kakera.plan.sizes import checkpoint_bytes, gap_bytes, live_state_bytes, margin, scratch_bytes
 from kakera.plan.speed import ROWS_BANDWIDTH
 from kakera.plan.store_sizes import StoreSizes, fitting
+from kakera.plan.tower import TowerPlan, most_tokens
 from kakera.plan.weights import CPU_LINEAR_BYTES, Placed, WeightBytes
 from kakera.target.devices import Machine
 from kakera.target.kernels import serves_attention
@@ -40,6 +41,7 @@ class Choice:
     state_dtype: StateDtype
     embedding: Place
     most_context: int | None = None
+    vision: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Case:
         self.own = of_rank(spec, self.ranks - 1, self.ranks)  # what one device computes with; none has more
         self.target, self.one_memory = machine.target, machine.target.one_memory
         self.parts = wished(weights.parts, wishes.embedding)
+        self.image_tokens = most_tokens(wishes.image_tokens, self.target)
         self.reserve = machine.reserve if wishes.reserve is None else wishes.reserve
         smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
         self.usable = smallest.bytes - smallest.used - margin(smallest.bytes) - self.reserve
@@ -112,13 +115,17 @@ class _Budget:
         apart = choice.embedding == "host"
         self.weights = case.weights.without_embedding() if apart else case.weights
         self.embedding = case.weights.embedding if apart else 0
+        self.tower = None
+        if case.spec.vision is not None and choice.vision is not None:
+            self.tower = TowerPlan(case.spec.vision, choice.vision, case.image_tokens, case.weights.vision, case.target)
 
     def draft(self) -> Draft:
         case, target = self.case, self.target
-        fixed = self._device_rows() + self._host_rows()
+        fixed = self._device_rows() + self._host_rows() + (self.tower.rows() if self.tower else ())
         asked_cache = self.wishes.host_cache or 0
         forced = must(case.parts, target)
-        need = _total(fixed, "device") + forced + (asked_cache if self.one_memory else 0)
+        need = _total(fixed, "device") + forced
+        need += asked_cache + _total(fixed, "host") if self.one_memory else 0
         context = self.wishes.context or self._longest_context(case.usable - need)
         least = pages_for(context)
         need += least * case.page
@@ -266,6 +273,9 @@ class _Budget:
             staged=choice.staged,
             embedding=choice.embedding,
             reserve=case.reserve,
+            vision=choice.vision if self.tower else None,
+            image_tokens=self.tower.tokens if self.tower else 0,
+            image_store=self.tower.store_tokens if self.tower else 0,
         )
 
 

@@ -19,7 +19,7 @@ TIGHT = 200 * 10**6  # less than this beyond the margin deserves a warning where
 
 def cautions(plan: Plan, machine: Machine, wishes: Wishes) -> tuple[str, ...]:
     """Who else holds memory, and what was asked for and is little, or means nothing here."""
-    found = [*machine.warnings, *_embedding(plan, wishes), *_store(plan, wishes)]
+    found = [*machine.warnings, *_embedding(plan, wishes), *_store(plan, wishes), *_tower(plan, wishes)]
     spare = left_over(plan, machine)
     if spare < TIGHT and (lower := _lower(plan, wishes)):
         smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
@@ -51,6 +51,13 @@ def _store(plan: Plan, wishes: Wishes) -> list[str]:
         f"--host-cache {plan.host_cache / 1e6:.0f} MB holds no checkpoint of {plan.checkpoint_bytes / 1e6:.1f} MB "
         "with its sink: every turn computes its whole prompt; give it more, or 0"
     ]
+
+
+def _tower(plan: Plan, wishes: Wishes) -> list[str]:
+    if wishes.vision == "off" or plan.vision is not None or not (plan.spec.vision or plan.spec.blind):
+        return []
+    why = plan.spec.blind or "the checkpoint holds no whole vision tower, or there is no room for it"
+    return [f"images are refused: {why} (kakera info tells; --vision off says so)"]
 
 
 def _embedding(plan: Plan, wishes: Wishes) -> list[str]:

@@ -34,6 +34,8 @@ class Wishes:
     embedding: Literal["auto", "device", "host"] = "auto"
     reserve: int | None = None  # bytes of each device that stay free beyond the margin
     pool: int | Literal["all"] | None = None  # tokens of all KV pages together, or all that fit
+    vision: Literal["auto", "device", "host", "off"] = "off"  # where a tower lies
+    image_tokens: int | None = None  # of the largest image
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,9 @@ class Plan:
     staged: int | None = None  # checkpoints on their way to the host at a time; None: stored where they are computed
     embedding: Place = "device"  # where its rows lie, if it is a table of its own
     reserve: int = 0  # bytes of each device that stay free beyond the margin
+    vision: Place | None = None  # where the blocks of a vision tower lie; None: no image is read
+    image_tokens: int = 0  # of the largest image
+    image_store: int = 0  # tokens of images whose embeddings are kept
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""
@@ -92,6 +97,8 @@ class Plan:
             staging=self.staged,
             embedding="auto" if self.placed else self.embedding,  # a part finds its place as the others do
             reserve=self.reserve,
+            vision=self.vision or "off",
+            image_tokens=self.image_tokens or None,
         )
 
     def total(self, place: Place) -> int:
@@ -104,5 +111,7 @@ class Plan:
         spec = self.spec
         model = (spec.model_type, spec.vocab, spec.hidden, len(spec.layers), spec.max_positions)
         weights = [row.bytes for row in self.rows if row.name == "weights"]
-        same = (model, weights, self.kv, self.slots, self.chunk, self.embedding, self.staged)
+        same: tuple[object, ...] = (model, weights, self.kv, self.slots, self.chunk, self.embedding, self.staged)
+        if self.vision:
+            same += (self.vision, self.image_tokens)
         return hashlib.sha256(repr(same).encode()).hexdigest()[:16]

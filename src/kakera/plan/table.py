@@ -146,6 +146,7 @@ def to_json(
         "totals": {place: plan.total(place) for place in places},
         "staging": plan.staged,
         "embedding": plan.embedding,
+        **({"vision": plan.vision, "image_tokens": plan.image_tokens} if plan.vision else {}),
         "reserve_bytes": plan.reserve,
         "left_over_bytes": max(0, left_over(plan, machine)),
         "choices": [{**asdict(cost), "text": cost.text} for cost in costs],
@@ -163,5 +164,6 @@ def summary(plan: Plan) -> str:
         f"plan: {places} {per}; context {plan.context} tokens, {plan.slots} running, "
         f"{plan.pages * 64} tokens of {plan.kv.codec} KV, {gigabytes(plan.host_cache)} prefix cache"
         + (", embedding on the host" if plan.embedding == "host" else "")
+        + (f", images of up to {plan.image_tokens} tokens" if plan.vision else "")
         + (f", {gigabytes(plan.reserve)} in reserve" if plan.reserve else "")
     )

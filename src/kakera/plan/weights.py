@@ -13,7 +13,7 @@ from kakera.arch.formats import refuse_tensors
 from kakera.arch.spec import EMBEDDING, OF_HEAD, ModelSpec
 from kakera.arch.stored import TensorHeader, read_config, stored_headers
 from kakera.arch.tensors import Place, Shard, Tensor
-from kakera.arch.weigh import Quantization, by_tensor
+from kakera.arch.weigh import Quantization, by_tensor, tower_bytes
 from kakera.target.target import Target
 
 # A CPU holds its linears in fp16 where torch has FBGEMM, which is x86-64 with AVX2, and in fp32 elsewhere.
@@ -82,6 +82,7 @@ class WeightBytes:
     decoded_embedding: int
     source: str
     parts: tuple[Part, ...] = ()
+    vision: int = 0  # of a vision tower as it is stored, beside all else; 0: there is none
 
     def without_embedding(self) -> WeightBytes:
         """What stays on cards whose embedding lies on the host. A head tied to it is none."""
@@ -110,8 +111,8 @@ def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
 
 
 def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) -> WeightBytes:
-    """Draft layers and vision towers are not loaded, so they do not count."""
-    declared = spec.tensors()
+    """Draft layers are not loaded, so they do not count; nor does a vision tower among the other weights."""
+    tensors, declared = list(tensors), spec.tensors()
     found = by_tensor(spec, (tensor for tensor in tensors if spec.counts(tensor.name)))
     apart = {name: held for name, held in found.items() if name in declared and declared[name].part}
     used = [(declared.get(name), held) for name, group in found.items() if name not in apart for held in group]
@@ -125,6 +126,7 @@ def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) 
         decoded_embedding=decoded_embedding,
         source=source + "".join(f"; no file holds the {part}, which is not counted" for part in missing),
         parts=_parts((declared[name], sum(held.bytes for held in group)) for name, group in apart.items()),
+        vision=tower_bytes(spec, tensors),
     )
 
 

@@ -24,6 +24,7 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.model.tower import Tower
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
@@ -31,6 +32,7 @@ from kakera.run.choose.chooser import Chooser
 from kakera.run.engine import LocalEngine
 from kakera.run.process.starting import Tell
 from kakera.run.step.graphs import DecodeGraphs
+from kakera.run.step.images import ImageEmbeddings
 from kakera.run.step.page_tables import PageTables
 from kakera.run.step.runner import TorchRunner
 from kakera.run.step.warmup import warm_up
@@ -44,6 +46,7 @@ from kakera.schedule.scheduler import Scheduler
 from kakera.target.as_torch import DTYPES, activation_of, is_there
 from kakera.target.devices import device_bytes_used
 from kakera.text.tokenizer import Tokenizer
+from kakera.weights.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 LOADING = "loading layers"
@@ -97,6 +100,10 @@ def build_engine(
     on_host = plan.embedding == "host"
     told = partial(tell, LOADING)
     model = HybridModel.load(directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host)
+    images = None
+    if plan.vision is not None:
+        tower = Tower.load(Checkpoint.open(directory), dtype, device, on_host=plan.vision == "host")
+        images = ImageEmbeddings(tower)
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
@@ -117,7 +124,7 @@ def build_engine(
         key = disk_key(directory, plan, str(dtype).removeprefix("torch."), escha_bias)
         tier = open_disk(disk, key, plan.checkpoint_bytes)
         records = DiskRecords(store, tier) if tier is not None else None
-    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs, records)
+    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs, records, images)
     if target.has_cards:
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):

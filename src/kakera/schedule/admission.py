@@ -11,7 +11,7 @@ from kakera.contract.grid import PAGE
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
-from kakera.schedule.saves import choose_saves
+from kakera.schedule.saves import choose_saves, image_ends
 from kakera.schedule.sequence import Sequence
 
 _LOOK_AHEAD = 32  # requests considered in a step: each costs a walk through the tree
@@ -68,9 +68,8 @@ class Admission:
         self._count(sequence, match)
         sequence.start(lease, match, self.clock())
         if sequence.cached and self.cache.can_save:
-            sequence.saves = choose_saves(
-                count, match.position, sequence.request.boundaries, match.kv_position, self.limits.grid
-            )
+            boundaries = (*sequence.request.boundaries, *image_ends(sequence.request.images))
+            sequence.saves = choose_saves(count, match.position, boundaries, match.kv_position, self.limits.grid)
         running.add(sequence)
         return True
 

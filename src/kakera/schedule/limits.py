@@ -25,12 +25,20 @@ class Limits:
     grid: int = 8192  # a checkpoint each so many tokens where the text offers no better place
     vocab: int = 2**31  # token ids of a prompt are below
     saves: int = 2**31  # most checkpoints in a step that lie inside prompts
+    image_tokens: int = 2**31  # whose embeddings are kept
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:
         staged = Limits.saves if plan.staged is None else plan.staged
         return Limits(
-            plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab, saves=staged
+            plan.context,
+            plan.pages,
+            plan.slots,
+            plan.chunk,
+            max_waiting,
+            vocab=plan.spec.vocab,
+            saves=staged,
+            image_tokens=plan.image_store,
         )
 
     @property
@@ -46,6 +54,11 @@ class Limits:
             raise RequestRefused("the prompt is empty: give at least one token", param=param)
         self._check_ids(request.tokens, "the prompt", param)
         self._check_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", "logit_bias")
+        end = 0
+        for image in request.images:
+            if image.start < end or image.tokens < 1 or image.end > count:
+                raise RequestRefused("images of a prompt lie in it, one behind the other", param=param)
+            end = image.end
         if request.sampling.max_tokens < 0:
             raise RequestRefused(
                 f"max_tokens is {request.sampling.max_tokens}; it can not be negative", param="max_tokens"

@@ -11,14 +11,24 @@ from collections.abc import Callable
 from kakera.cache.prefix import PrefixCache
 from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
 from kakera.contract.grid import PAGE, pages_for
+from kakera.contract.images import rope_positions
 from kakera.contract.request import NO_LIMIT, Request
-from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
+from kakera.contract.step import (
+    Action,
+    EncodeImage,
+    RowResult,
+    SamplingInput,
+    Segment,
+    StepPlan,
+    StepResult,
+)
 from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
 from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.disk import DiskWork, Tier
 from kakera.schedule.drafts import Drafter, drafts_of
+from kakera.schedule.images import Embeddings, image_rows
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -47,6 +57,7 @@ class Scheduler:
         self.running = Running(limits.slots)
         self.admission = Admission(limits, cache, clock)
         self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
+        self.embeddings = Embeddings(limits.image_tokens)
         self.disk = None
         if disk is not None and cache.can_save:
             self.disk = DiskWork(disk, cache, self.admission, lambda: self.budget.token_seconds, clock)
@@ -121,7 +132,7 @@ class Scheduler:
         if not (decode or prefill or (self.disk is not None and self.cache.has_actions)):
             return None
         self._steps += 1
-        before, after = self.cache.take_actions(), self.cache.sink_actions()
+        before, after = self.cache.take_actions() + self._encodes(prefill), self.cache.sink_actions()
         self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after, may_follow)
         return self._in_flight
 
@@ -172,14 +183,27 @@ class Scheduler:
         return {sequence.id: sequence.sampling_input() for sequence in running if sequence is not None}
 
     def _segments(self, prompts: list[Sequence], shares: list[int]) -> list[Segment]:
-        """Rows of the prompts' shares, cut where the step would save more than it may."""
-        rows, left = [], self.limits.saves
+        """Rows of the prompts' shares, cut where the step would save more than it may, or encode more of images than
+        a chunk of tokens."""
+        rows, left, encoded = [], self.limits.saves, 0
         for sequence, share in zip(prompts, shares, strict=True):
-            end, passed = sequence.fit_saves(sequence.computed + share, left)
-            left -= passed
-            if end > sequence.computed:
+            images, start = sequence.request.images, sequence.computed
+            end, tokens = self.embeddings.reach(
+                images, start, start + share, self.limits.chunk - encoded, first=not encoded
+            )
+            end, passed = sequence.fit_saves(end, left)
+            left, encoded = left - passed, encoded + tokens
+            if end > start:
                 rows.append(self._row(sequence, end))
         return rows
+
+    def _encodes(self, rows: list[Segment]) -> tuple[Action, ...]:
+        """What makes the embeddings ready that these rows need."""
+        named = [(self.running.get(row.request_id), {part.digest for part in row.images}) for row in rows]
+        needed = [i for s, digests in named if s is not None for i in s.request.images if i.digest in digests]
+        actions = self.embeddings.take(needed)
+        self.cache.counters["images_encoded"] += sum(isinstance(action, EncodeImage) for action in actions)
+        return actions
 
     def _row(self, sequence: Sequence, known: int, drafts: tuple[int, ...] = ()) -> Segment:
         """The tokens not computed yet, up to number `known`, and guesses behind them."""
@@ -198,6 +222,8 @@ class Scheduler:
             sampled=1 + len(drafts) if known_all and sequence.request.sampling.max_tokens > 0 else 0,
             scored=sequence.scored(end),
             saves=self.cache.reserve(lease, saves),
+            positions=rope_positions(sequence.request.images, sequence.computed, end),
+            images=image_rows(sequence.request.images, sequence.computed, end),
         )
 
     def _has_page(self, sequence: Sequence) -> bool:
@@ -247,6 +273,7 @@ class Scheduler:
         assert lease is not None
         if result is None or result.error:
             self.cache.forfeit(lease)
+            self.embeddings.distrust(row.images)
             result = result or RowResult(row.request_id, error="the runner returned nothing for this request")
             self._end(sequence, "error", result.error, result.code)
             return
@@ -300,7 +327,7 @@ class Scheduler:
     def flush(self) -> tuple[Flushed, StepPlan]:
         """Forget every prefix that no running request holds. The plan carries it out; it is not to be committed."""
         assert self._in_flight is None, "flush while a plan is in flight"
-        return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions())
+        return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions() + self.embeddings.flush())
 
     def stats(self) -> EngineStats:
         now = self.clock()

@@ -11,6 +11,7 @@ from kakera.cache.match import Match
 from kakera.cache.tree import Kind
 from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
 from kakera.contract.grid import PAGE
+from kakera.contract.images import page_extras
 from kakera.contract.request import NO_LIMIT, Request, packed
 from kakera.contract.step import RowResult, SamplingInput, Segment
 from kakera.schedule.loops import LoopGuard
@@ -46,11 +47,13 @@ class Sequence:
     stop_token: int | None = None  # the end token that ended it
     allowed: int = NO_LIMIT  # tokens that its reader lets it generate by now, in all
     loops: LoopGuard | None = None
+    extras: dict[int, bytes] = field(init=False)  # what the keys of its pages say beside their tokens
 
     def __post_init__(self) -> None:
         self.loops = LoopGuard() if self.request.sampling.loop_guard else None
         self.tokens = packed(self.request.tokens)
-        self.keys = page_keys(self.tokens, self.request.salt)
+        self.extras = page_extras(self.request.images)
+        self.keys = page_keys(self.tokens, self.request.salt, extra=self.extras)
 
     @property
     def id(self) -> str:
@@ -171,7 +174,7 @@ class Sequence:
         taken = self.tokens[known:].tolist()
         self.computed = row.start + (len(taken) if decoding else len(row.tokens))
         if len(self.tokens) >= (len(self.keys) + 1) * PAGE:
-            self.keys += page_keys(self.tokens, self.request.salt, self.keys)
+            self.keys += page_keys(self.tokens, self.request.salt, self.keys, self.extras)
         if self.computed == self.target == self.prompt_tokens and self.request.sampling.max_tokens == 0:
             reason = "length"
         return taken, reason

@@ -142,6 +142,13 @@ class Checkpoint:
         """One entry per linear or embedding, and one per tensor that is neither; for `kakera info`."""
         return [entry for name in self.modules() for entry in _entries(self._modules[name])]
 
+    def tower_bytes(self) -> int:
+        """Of a vision tower, 0 if none is stored, or not all of one."""
+        names = [tensor.name for tensor in self.spec.vision.tensors()] if self.spec.vision else []
+        if not all(self.has(name) for name in names):
+            return 0
+        return sum(self._modules[name.rpartition(".")[0]][name.rpartition(".")[2]].bytes for name in names)
+
     def check_complete(self, expected: Iterable[str]) -> None:
         """Raise if a module or tensor of `expected` is missing, or if one is stored that nobody expects.
 

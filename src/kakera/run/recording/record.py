@@ -71,8 +71,7 @@ def _cut(row: Segment, kept: int) -> Segment:
         return row
     gone = len(row.tokens) - kept
     saves = tuple(save for save in row.saves if save.position <= row.end - gone)
-    tokens, positions = row.tokens[:kept], row.positions[:kept]
-    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=row.sampled - gone, saves=saves)
+    return msgspec.structs.replace(row.cut(kept), sampled=row.sampled - gone, saves=saves)
 
 
 def complete_pages(runner: TorchRunner, row: Segment) -> tuple[Tensor, ...]:

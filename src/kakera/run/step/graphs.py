@@ -120,7 +120,7 @@ class DecodeGraphs:
         if len(rows) > self.rows:
             return
         numbers = zip(places, rows, strict=True)
-        self._send_numbers([(i, row.rope_positions[0] + 1, row.start + 1, row.slot) for i, row in numbers])
+        self._send_numbers([(i, row.rope_axes[0][0] + 1, row.start + 1, row.slot) for i, row in numbers])
         into_R = self._numbers_4R[0, : len(rows)]
         into_R.copy_(tokens_R if places == list(range(len(tokens_R))) else tokens_R[into_R])
         captured = self._captured[len(rows) - 1]
@@ -129,7 +129,7 @@ class DecodeGraphs:
         self._ahead = {(row.request_id, row.slot, row.start + 1): i for i, row in enumerate(rows)}
 
     def _replay(self, rows: Sequence[Segment]) -> ForwardOutput:
-        self._send_numbers([(row.tokens[0], row.rope_positions[0], row.start, row.slot) for row in rows])
+        self._send_numbers([(row.tokens[0], row.rope_axes[0][0], row.start, row.slot) for row in rows])
         captured = self._captured[len(rows) - 1]
         captured.graph.replay()
         return captured.outputs

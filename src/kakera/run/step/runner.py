@@ -16,6 +16,8 @@ from kakera.contract.step import (
     Action,
     DemotePages,
     Drop,
+    EncodeImage,
+    ForgetImages,
     PromotePages,
     ReadRecords,
     ResetSlot,
@@ -40,6 +42,7 @@ from kakera.run.choose.logprobs import logprobs_of
 from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.regions import Region, regions
 from kakera.run.step.graphs import DecodeGraphs
+from kakera.run.step.images import ImageEmbeddings
 from kakera.run.step.page_tables import PageTables
 from kakera.run.store.disk import DiskRecords
 from kakera.run.store.host import Store
@@ -67,8 +70,9 @@ class TorchRunner:
         chooser: Chooser,
         graphs: DecodeGraphs | None = None,
         disk: DiskRecords | None = None,
+        images: ImageEmbeddings | None = None,
     ):
-        """`graphs`: for decode steps. `disk`: without it no plan names the disk."""
+        """`graphs`: for decode steps. Without `disk` no plan names the disk, without `images` none an image."""
         self.model = model
         self.kv = kv
         self.states = states
@@ -77,6 +81,7 @@ class TorchRunner:
         self.chooser = chooser
         self.graphs = graphs
         self.disk = disk
+        self.images = images
         self.device = states.device
         self._stops: dict[int, Tensor] = {}  # by slot, what a step left of a prompt's last hidden state (SaveSlot)
 
@@ -105,7 +110,8 @@ class TorchRunner:
 
     def regions(self) -> dict[str, Region]:
         """The device's memory that is held for good, by purpose."""
-        return regions(self.model, self.kv, self.states, self.store, self)
+        tower = None if self.images is None else self.images.tower
+        return regions(self.model, tower, self.kv, self.states, self.store, self)
 
     def sweep(self) -> list[RegionRead]:
         """See Runner.sweep. Whatever goes wrong with reading alone costs nobody the engine."""
@@ -117,6 +123,10 @@ class TorchRunner:
             return []
 
     def _forward(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
+        if self.images is not None:
+            plan, failed = self.images.without_failed(plan)
+            if failed:
+                return (*(self._forward(plan, sampling) if plan.rows else ()), *failed)
         self.tables.update(plan.rows)
         loaded = {action.slot for action in plan.before if isinstance(action, RestoreCheckpoint)}
         if any(row.slot in loaded for row in plan.decode):  # else decode need not wait for what others go on from
@@ -172,7 +182,7 @@ class TorchRunner:
             if count < len(row.tokens):
                 for live, saved in zip(self.states.of(row.slot), before[row.slot], strict=True):
                     live.copy_(saved)
-                again.append(_without_drafts(row, count))
+                again.append(row.cut(count))
         if again:
             batch, _ = self._batch(StepPlan(0, decode=tuple(again)))
             self.model.hidden(batch, self.kv.backend, self.states)
@@ -208,13 +218,13 @@ class TorchRunner:
             offset += len(row.tokens)
             logit_rows += range(offset - row.sampled, offset)
         tokens = [token for row in plan.rows for token in row.tokens]
-        positions = [position for row in plan.rows for position in row.rope_positions]
         batch = Batch(
             tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),
-            positions_T=torch.tensor(positions, dtype=torch.int64, device=device),
+            positions_T=positions_of(plan.rows).to(device),
             decode=tuple(spans[: len(plan.decode)]),
             prefill=tuple(spans[len(plan.decode) :]),
             logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+            images=() if self.images is None else self.images.of(plan.rows),
         )
         return batch, staged
 
@@ -264,6 +274,9 @@ class TorchRunner:
                 self.store.load_pages(pairs)
             case Drop():
                 self.store.drop(action)
+            case EncodeImage() | ForgetImages():
+                assert self.images is not None, "a plan names an image, and no tower is there"
+                self.images.carry_out(action)
             case WriteRecords() | ReadRecords():
                 assert self.disk is not None, "a plan names a disk that is not there"
                 self.disk.carry_out(action)
@@ -274,16 +287,17 @@ def _kept(row: Segment, result: RowResult | None) -> int:
     return len(result.tokens) if row.drafts and result is not None and result.tokens else len(row.tokens)
 
 
-def _without_drafts(row: Segment, count: int) -> Segment:
-    """Its first tokens, of which nothing is wanted."""
-    tokens, positions = row.tokens[:count], row.positions[:count]
-    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=0, saves=())
-
-
 def _finite_spans(hidden_TH: Tensor, spans: Sequence[slice]) -> list[bool]:
     """Whether each span's hidden states are finite: what is not must not become a page that others hit."""
     finite_T = hidden_TH.sum(-1).isfinite()
     return torch.stack([finite_T[span].all() for span in spans]).tolist()
+
+
+def positions_of(rows: Sequence[Segment]) -> Tensor:
+    """Rope positions int64 [T], or [3, T] if a row has three of a token."""
+    if all(len(row.rope_axes) == 1 for row in rows):
+        return torch.tensor([position for row in rows for position in row.rope_axes[0]], dtype=torch.int64)
+    return torch.tensor([[p for row in rows for p in row.rope_axes[axis % len(row.rope_axes)]] for axis in range(3)])
 
 
 def touch(device: torch.device) -> None:
