@@ -40,15 +40,15 @@ PREPROCESSOR = {
     "resample": 3,
 }
 TEMPLATE = (
-    "{%- for m in messages -%}<|im_start|>{{ m.role }}\n"
-    "{%- if m.content is string -%}{{ '\n' + m.content }}{%- else -%}{{ '\n' }}"
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' -}}"
+    "{%- if m.content is string -%}{{- m.content -}}{%- else -%}"
     "{%- for item in m.content -%}"
     "{%- if 'image' in item or 'image_url' in item or item.type == 'image' -%}"
     "{%- if m.role == 'system' -%}{{ raise_exception('System message cannot contain images.') }}{%- endif -%}"
-    "<|vision_start|><|image_pad|><|vision_end|>"
-    "{%- elif 'text' in item -%}{{ item.text }}{%- endif -%}"
-    "{%- endfor -%}{%- endif -%}<|im_end|>\n{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{ '\n' }}<|im_start|>assistant\n{%- endif -%}"
+    "{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}"
+    "{%- elif 'text' in item -%}{{- item.text -}}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}{{- '<|im_end|>\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\n' -}}{%- endif -%}"
 )
 
 

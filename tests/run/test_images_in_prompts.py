@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,11 @@ from kakera.errors import RequestRefused
 from seeing_model import picture, prompt_of
 
 SYSTEM, QUESTION, OTHER = tokens_of(1, 140), tokens_of(2, 30), tokens_of(3, 40)
-SEES = {"vision": "device", "image_tokens": 256, "image_store": 4000}
+SEES = {"vision": "device", "image_tokens": 256, "image_store": 4000, "pixel_bytes": 10**8}
 CAT, DOG = picture(1, 9, 20), picture(2, 9, 20)  # 180 tokens: over two borders of pages
 
 
-def world(directory: Path, kv: str = "int2", **changes: int) -> World:
+def world(directory: Path, kv: str = "int2", **changes: Any) -> World:
     return World.build(directory, kv, **{**SEES, **changes}).watch()
 
 
@@ -182,7 +183,7 @@ def test_an_image_that_can_not_be_encoded_fails_its_request_alone(seeing_model):
 
 def test_text_is_served_as_without_a_tower(seeing_model):
     """Public bug 18: what loads a tower changes its text service. Bits, pages, hits."""
-    seeing, blind = world(seeing_model), World.build(seeing_model).watch()
+    seeing, blind = world(seeing_model), world(seeing_model, vision=None)
     for at in (seeing, blind):
         at.one(look("a", SYSTEM, QUESTION))
         assert cached(at.one(look("b", SYSTEM, OTHER))) == 128
@@ -205,6 +206,35 @@ def test_images_that_lie_outside_their_prompt_are_refused(seeing_model):
     for images in ((CAT,), (picture(1, 2, 2, 5), picture(2, 2, 2, 8)), (picture(1, 0, 2, 5),)):
         with pytest.raises(RequestRefused, match="images of a prompt lie in it"):
             at.engine.submit(replace(ask("a", tokens_of(1, 100)), images=images))
+
+
+def test_pixels_that_wait_have_a_bound(seeing_model):
+    """A small body may hold many: a picture of one colour is a kilobyte, and megabytes once it is decoded."""
+    at = world(seeing_model, pixel_bytes=2 * len(CAT.pixels) + 5)
+    with pytest.raises(RequestRefused, match="one request may have 69,125") as refused:
+        at.engine.submit(look("three", CAT, CAT, DOG))
+    assert refused.value.status == 400
+    at.engine.submit(look("a", CAT, QUESTION))
+    at.engine.submit(look("b", DOG, QUESTION))
+    with pytest.raises(RequestRefused, match="images of other requests have 69,120 bytes") as refused:
+        at.engine.submit(look("c", picture(3, 1, 1)))
+    assert refused.value.status == 429
+    at.engine.submit(look("text", QUESTION))
+    while at.engine.step():
+        pass
+    assert at.one(look("c", picture(3, 1, 1))).finished.reason == "length"
+
+
+def test_a_warm_up_encodes_the_largest_image(seeing_model):
+    from kakera.run.step.warmup import warm_up
+
+    at = World.build(seeing_model, **SEES)
+    encode, seen = at.runner.images.tower.encode, []
+    at.runner.images.tower.encode = lambda pixels, rows, columns: (
+        seen.append(rows * columns) or encode(pixels, rows, columns)
+    )
+    warm_up(at.runner, tiny_plan(seeing_model, **SEES))
+    assert seen == [256]
 
 
 def test_a_request_with_images_goes_to_the_engine_s_process_as_it_is():

@@ -12,15 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+import kakera.vision.decode
 from kakera.arch.preprocessor import LEAST, MOST, Pixels
 from kakera.errors import RequestRefused
-from kakera.vision.decode import MOST_BYTES, decoded, resized_size
+from kakera.vision.decode import MOST_BYTES, resized_size
 from kakera.vision.picture import picture
 from kakera.vision.sizes import MOST_PIXELS, fitted
 from kakera.vision.sources import of_base64, of_url
 
 PIXELS = Pixels(32)
 SMALL = Pixels(32, 16_384, 262_144)  # of the reference model
+
+
+def decoded(data: bytes, pixels: Pixels) -> np.ndarray:
+    return np.asarray(kakera.vision.decode.decoded(data, pixels))
 
 
 # sizes

@@ -41,6 +41,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads
     from kakera.target.devices import resolve_to_compute
 
     machine = resolve_to_compute(wishes.gpus)
+    wishes = with_decoder(model, wishes, say)
     plan, _ = plan_and_speed(model.path, wishes, machine)
     say(summary(plan))
     if proof := proof_for(plan, machine):
@@ -48,6 +49,36 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads
     for caution in (*cautions(plan, machine, wishes), *compare_with_last(plan, str(model.path.resolve()), wishes)):
         say(f"warning: {caution}")
     return EngineRecipe(model.path, plan, threads=threads)
+
+
+def with_decoder(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Wishes:
+    """Without a tower where nothing could decode an image for it. Raises UsageError if one was asked for."""
+    from dataclasses import replace
+
+    from kakera.arch.registry import load_spec
+    from kakera.errors import UsageError
+    from kakera.vision.decode import require_pillow
+
+    if wishes.vision == "off" or load_spec(model.path).vision is None:
+        return wishes
+    try:
+        require_pillow()
+    except UsageError as error:
+        if wishes.vision != "auto":
+            raise
+        say(f"warning: images are refused: {error}")
+        return replace(wishes, vision="off")
+    return wishes
+
+
+def seeing(offered: ServedModel, model: Model, recipe: Recipe, say: Callable[[str], None]) -> ServedModel:
+    """The same model, which reads images if its engine has a tower. Raises CheckpointError."""
+    if recipe.plan is None or recipe.plan.vision is None:
+        return offered
+    found = offered.seeing(model.path, recipe.plan.image_tokens)
+    if not found.sees:
+        say("warning: images are refused: the chat template has no place for them")
+    return found
 
 
 def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:

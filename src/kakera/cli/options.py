@@ -203,8 +203,8 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
         None,
     ),
     "vision": (
-        Annotated[str, _option("--vision", "Where a vision tower lies: auto, device, host, or off.", hidden=True)],
-        "off",
+        Annotated[str, _option("--vision", "Where a vision tower lies: auto, device, host, or off.")],
+        "auto",
     ),
     "image_tokens": (
         Annotated[
@@ -212,7 +212,7 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
             _option(
                 "--image-tokens",
                 "Of the largest image, 64 to 16384; larger ones are scaled down. Default: 2048, of a CPU 256.",
-                hidden=True,
+                metavar="TOKENS",
             ),
         ],
         None,

@@ -80,7 +80,15 @@ def serve(
     import os
     import signal
 
-    from kakera.cli.engine import recipe_for, recording, served_model, stall_limit_for, with_disk, with_kv_events
+    from kakera.cli.engine import (
+        recipe_for,
+        recording,
+        seeing,
+        served_model,
+        stall_limit_for,
+        with_disk,
+        with_kv_events,
+    )
     from kakera.cli.model import resolve_model
     from kakera.cli.prove import prove_first
     from kakera.errors import UsageError
@@ -111,6 +119,7 @@ def serve(
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, aliases, any_name=any_name)
     recipe = recipe_for(found, wishes, say, threads)
+    offered = seeing(offered, found, recipe, say)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")

@@ -276,6 +276,7 @@ class _Budget:
             vision=choice.vision if self.tower else None,
             image_tokens=self.tower.tokens if self.tower else 0,
             image_store=self.tower.store_tokens if self.tower else 0,
+            pixel_bytes=self.tower.pixel_bytes if self.tower else 0,
         )
 
 

@@ -34,7 +34,7 @@ class Wishes:
     embedding: Literal["auto", "device", "host"] = "auto"
     reserve: int | None = None  # bytes of each device that stay free beyond the margin
     pool: int | Literal["all"] | None = None  # tokens of all KV pages together, or all that fit
-    vision: Literal["auto", "device", "host", "off"] = "off"  # where a tower lies
+    vision: Literal["auto", "device", "host", "off"] = "auto"  # where a tower lies
     image_tokens: int | None = None  # of the largest image
 
 
@@ -80,6 +80,7 @@ class Plan:
     vision: Place | None = None  # where the blocks of a vision tower lie; None: no image is read
     image_tokens: int = 0  # of the largest image
     image_store: int = 0  # tokens of images whose embeddings are kept
+    pixel_bytes: int = 0  # of images of all requests that wait or run
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""

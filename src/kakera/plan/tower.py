@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kakera.arch.vision import PREFIX, VisionSpec
+from kakera.arch.vision import COLOURS, PREFIX, VisionSpec
 from kakera.plan.plan import Place, PlanRow
 from kakera.target.target import Target
 
@@ -12,6 +12,7 @@ LEAST_TOKENS, MOST_TOKENS = 64, 16_384  # of the largest image, as somebody may 
 # Of an image of 1080p, where Qwen's people saw no more gain from pixels; of a CPU what takes it ten seconds.
 USUAL_TOKENS, CPU_TOKENS = 2048, 256
 STORE_BYTES = 256 * 10**6  # 12 images of 1080p for the 27B
+WAITING = 32  # of the largest images, whose pixels may wait at a time
 PIECE = 2048  # patches whose MLP is computed at a time (model/tower.py)
 STREAMED = 2  # blocks on the device at a time, of a tower on the host: one computes while the next one comes
 
@@ -53,6 +54,11 @@ class TowerPlan:
         """Whose embeddings are kept: at least the two largest images that one step may need."""
         return max(2 * self.tokens, STORE_BYTES // (self.spec.out * self.target.activation_bytes))
 
+    @property
+    def pixel_bytes(self) -> int:
+        """Of images of all requests together."""
+        return WAITING * self.tokens * self.spec.factor**2 * COLOURS
+
     def rows(self) -> tuple[PlanRow, ...]:
         spec, item = self.spec, self.target.activation_bytes
         whole = spec.parameters * item if self.target.one_memory else self.stored
@@ -63,6 +69,7 @@ class TowerPlan:
             PlanRow("vision tower", "device", whole, form, "load"),
             PlanRow("images in the tower", "device", scratch, f"up to {self.tokens} tokens, one at a time"),
             PlanRow("image embeddings", "host", store, f"at most, of {self.store_tokens} tokens"),
+            PlanRow("pixels of images", "host", 2 * self.pixel_bytes, f"at most: {WAITING} largest, in two processes"),
         ]
         if self.place == "host":
             apart, at_a_time = (whole * count // spec.parameters for count in streamed_parameters(spec))

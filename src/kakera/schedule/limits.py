@@ -26,6 +26,7 @@ class Limits:
     vocab: int = 2**31  # token ids of a prompt are below
     saves: int = 2**31  # most checkpoints in a step that lie inside prompts
     image_tokens: int = 2**31  # whose embeddings are kept
+    pixel_bytes: int = 2**62  # of images of all requests that wait or run
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:
@@ -39,6 +40,7 @@ class Limits:
             vocab=plan.spec.vocab,
             saves=staged,
             image_tokens=plan.image_store,
+            pixel_bytes=plan.pixel_bytes,
         )
 
     @property
@@ -59,6 +61,12 @@ class Limits:
             if image.start < end or image.tokens < 1 or image.end > count:
                 raise RequestRefused("images of a prompt lie in it, one behind the other", param=param)
             end = image.end
+        if (pixels := pixel_bytes(request)) > self.pixel_bytes:
+            raise RequestRefused(
+                f"the images have {pixels:,} bytes of pixels; one request may have {self.pixel_bytes:,}: send smaller "
+                "or fewer ones",
+                param=param,
+            )
         if request.sampling.max_tokens < 0:
             raise RequestRefused(
                 f"max_tokens is {request.sampling.max_tokens}; it can not be negative", param="max_tokens"
@@ -74,6 +82,10 @@ class Limits:
         if least < 0 or most >= self.vocab:
             wrong = least if least < 0 else most
             raise RequestRefused(f"{where} holds the token id {wrong}; ids are 0 to {self.vocab - 1}", param=param)
+
+
+def pixel_bytes(request: Request) -> int:
+    return sum(len(image.pixels) for image in request.images)
 
 
 def _least_and_most(tokens: Sequence[int]) -> tuple[int, int]:

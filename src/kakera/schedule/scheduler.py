@@ -29,7 +29,7 @@ from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.disk import DiskWork, Tier
 from kakera.schedule.drafts import Drafter, drafts_of
 from kakera.schedule.images import Embeddings, image_rows
-from kakera.schedule.limits import Limits
+from kakera.schedule.limits import Limits, pixel_bytes
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
 from kakera.schedule.sequence import Sequence
@@ -83,8 +83,17 @@ class Scheduler:
         own = self.waiting.of(request.client, request.background)
         if request.client and own >= self.limits.share + free:
             raise _queue_full(f"{own} of your requests are waiting, which is your share")
+        if request.images:
+            self._refuse_pixels(request)
         self._arrivals += 1
         self.waiting.push(Sequence(request, self._arrivals, self.clock(), allowed=allowed))
+
+    def _refuse_pixels(self, request: Request) -> None:
+        """Images wait as pixels, of which a small body may hold many."""
+        others = (sequence.request for sequence in (*self.waiting, *self.running.oldest_first()))
+        held = sum(pixel_bytes(other) for other in others if other.images)
+        if held + pixel_bytes(request) > self.limits.pixel_bytes:
+            raise _queue_full(f"images of other requests have {held:,} bytes of pixels")
 
     def allow(self, request_id: str, tokens: int) -> None:
         """Let a request generate up to `tokens` tokens in all; there it pauses. Unknown ids are ignored."""

@@ -61,7 +61,7 @@ def create_app(
     but /health, /metrics and the page's files need one, and the routes' description is switched off.
     `body_limit` is in bytes; without it, it follows from the context."""
     watch = watch or EngineWatch(engine)
-    body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest)
+    body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest, model.sees)
     service = Service(engine, model, watch, Intake(body_limit), access=access)
     spill = SpillWatch(engine) if plan and plan.target.has_cards else None
     refusals = Refusals(partial(record_refusal, service.metrics))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kakera.arch.documents import read_object
+from kakera.arch.preprocessor import read_pixels
 from kakera.arch.registry import load_spec
 from kakera.chat.template import ChatTemplate
 from kakera.constrain.compiler import Compiler
@@ -16,6 +17,7 @@ from kakera.errors import CheckpointError
 from kakera.hub.disk import source_of
 from kakera.hub.names import Source
 from kakera.text.tokenizer import Tokenizer
+from kakera.vision.reader import ImageReader
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class SamplingDefaults:
 @dataclass(frozen=True)
 class ServedModel:
     """`vocab` is the width of the logits, `eos` the tokens that end an answer. Answers carry `name`, whichever of
-    `aliases`, or with `any_name` whatever name, a request had. `source`: where on the hub it comes from."""
+    `aliases`, or with `any_name` whatever name, a request had. `source`: where on the hub it comes from. `images` reads
+    them, where the engine has a tower and the template a place for them."""
 
     name: str
     tokenizer: Tokenizer
@@ -57,6 +60,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     any_name: bool = False
     source: Source | None = None
+    images: ImageReader | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
@@ -72,6 +76,19 @@ class ServedModel:
         template = ChatTemplate.load(directory, tokenizer, spec.eos)
         defaults, source = SamplingDefaults.load(directory), source_of(directory)
         return ServedModel(name, tokenizer, template, spec.vocab, spec.eos, defaults, source=source)
+
+    def seeing(self, directory: Path, tokens: int) -> ServedModel:
+        """The same model over an engine that reads images of up to so many tokens, if its template has a place for
+        them. Raises CheckpointError for a preprocessing that is not computed."""
+        vision = load_spec(directory).vision
+        template = ChatTemplate.load(directory, self.tokenizer, self.eos, vision.token) if vision else None
+        if vision is None or template is None or not template.shows_images:
+            return self
+        return replace(self, template=template, images=ImageReader(read_pixels(directory, vision), tokens))
+
+    @property
+    def sees(self) -> bool:
+        return self.images is not None
 
     @property
     def names(self) -> tuple[str, ...]:

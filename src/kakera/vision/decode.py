@@ -1,4 +1,4 @@
-"""From the bytes of an image file to its pixels as the model sees them: uint8 [height, width, 3]. Pillow and numpy.
+"""From the bytes of an image file to its pixels as the model sees them, by Pillow.
 
 Decoders are what strangers attack: a list of formats, the header's size before anything is decoded, and whatever a
 decoder raises is an error in words. First frame, EXIF's orientation, transparency over white, RGB, then one bicubic
@@ -11,8 +11,6 @@ import contextlib
 import io
 import struct
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from kakera.arch.preprocessor import Pixels
 from kakera.errors import RequestRefused, UsageError
@@ -43,10 +41,10 @@ def resized_size(data: bytes, pixels: Pixels) -> tuple[int, int]:
     return fitted(image.height, image.width, pixels)
 
 
-def decoded(data: bytes, pixels: Pixels) -> np.ndarray:
-    """uint8 [height, width, 3]. Raises RequestRefused: too many bytes or pixels, no image of a known format, or one
-    that is damaged."""
-    from PIL import Image
+def decoded(data: bytes, pixels: Pixels) -> Image:
+    """In RGB, resized. Raises RequestRefused: too many bytes or pixels, no image of a known format, or one that is
+    damaged."""
+    from PIL.Image import Resampling
 
     image = _opened(data)
     fitted(image.height, image.width, pixels)  # before anything is decoded
@@ -56,7 +54,7 @@ def decoded(data: bytes, pixels: Pixels) -> np.ndarray:
     except Exception as error:  # whatever a decoder raises
         raise _damaged(error) from None
     height, width = fitted(image.height, image.width, pixels)
-    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+    return image.resize((width, height), Resampling.BICUBIC)
 
 
 def _opened(data: bytes) -> Image:

@@ -29,7 +29,7 @@ class Picture:
 def picture(data: bytes, pixels: Pixels) -> Picture:
     """Of the bytes of an image file. Raises RequestRefused as `decoded`."""
     rgb = decoded(data, pixels)
-    height, width, _ = rgb.shape
+    width, height = rgb.size
     raw = rgb.tobytes()
     digest = hashlib.sha256(VERSION + height.to_bytes(4, "big") + width.to_bytes(4, "big"))
     digest.update(raw)

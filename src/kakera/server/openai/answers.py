@@ -12,7 +12,10 @@ from kakera.server.http.openapi import ReasoningTokens, closed
 
 @closed
 class CachedTokens(TypedDict):
+    """`image_tokens`: of a prompt with images, how many of its tokens stand for them."""
+
     cached_tokens: int
+    image_tokens: NotRequired[int]
 
 
 @closed
@@ -121,6 +124,7 @@ class Model(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    input_modalities: NotRequired[list[Literal["text", "image"]]]  # of a model that reads images
 
 
 @closed
@@ -141,9 +145,12 @@ class Text(TypedDict):
     prompt: str
 
 
-def chat_usage(usage: Usage, reasoning_tokens: int) -> ChatUsage:
-    """Reasoning tokens are among the completion tokens."""
-    return {**usage_object(usage), "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+def chat_usage(usage: Usage, reasoning_tokens: int, image_tokens: int = 0) -> ChatUsage:
+    """Reasoning tokens are among the completion tokens, those of images among the prompt's."""
+    found = usage_object(usage)
+    if image_tokens:
+        found["prompt_tokens_details"]["image_tokens"] = image_tokens
+    return {**found, "completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
 
 
 def usage_object(usage: Usage) -> CompletionUsage:
