@@ -13,6 +13,7 @@ from live_server import Live, start
 from PIL import Image
 
 import kakera.vision.picture
+from kakera.arch.registry import load_spec
 from kakera.server.model import ServedModel
 from kakera.vision.picture import picture
 from lazily import lazily
@@ -38,7 +39,9 @@ OTHER = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 @pytest.fixture(scope="module")
 def seeing(seeing_model: Path) -> ServedModel:
-    return ServedModel.load(seeing_model, "mini").seeing(seeing_model, 256)
+    vision = load_spec(seeing_model).vision
+    assert vision is not None
+    return ServedModel.load(seeing_model, "mini").seeing(vision, seeing_model, 256)
 
 
 @pytest.fixture(scope="module")

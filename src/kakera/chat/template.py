@@ -6,6 +6,7 @@ the rendering; whatever spelling is found without the mask was written by the te
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -49,10 +50,9 @@ class ChatTemplate:
         tokenizer: Tokenizer,
         ends: Collection[int] = (),
         with_tools: str | None = None,
-        image_token: int | None = None,
     ):
         """`ends`: end tokens beside the tokenizer's own; `with_tools`: the source for requests with tools, if that is
-        another one; `image_token`: what stands for an image. Raises CheckpointError if it is not Jinja."""
+        another one. Raises CheckpointError if it is not Jinja."""
         self._tokenizer = tokenizer
         self._ends = tuple(t for t in tokenizer.added.values() if t.id in (tokenizer.eos, *ends))
         try:
@@ -61,18 +61,24 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise CheckpointError(f"the chat template is not valid Jinja: {error}") from None
         self._late_system = self._knows_late_system()
-        self._image = next((t for t in tokenizer.added.values() if t.id == image_token), None)
-        self.shows_images = self._image is not None and self._shows_images(self._image)
+        self._image: AddedToken | None = None  # what stands for an image
 
     @staticmethod
-    def load(
-        directory: Path, tokenizer: Tokenizer, ends: Collection[int] = (), image_token: int | None = None
-    ) -> ChatTemplate | None:
+    def load(directory: Path, tokenizer: Tokenizer, ends: Collection[int] = ()) -> ChatTemplate | None:
         """None of a base model. Raises CheckpointError."""
         found = find_templates(directory)
-        if not found:
-            return None
-        return ChatTemplate(found[DEFAULT], tokenizer, ends, found.get(WITH_TOOLS), image_token)
+        return ChatTemplate(found[DEFAULT], tokenizer, ends, found.get(WITH_TOOLS)) if found else None
+
+    def with_images(self, token: int) -> ChatTemplate:
+        """The same, where that token stands for an image, if the template has a place for one."""
+        image = next((each for each in self._tokenizer.added.values() if each.id == token), None)
+        found = copy.copy(self)
+        found._image = image if image is not None and self._shows_images(image) else None
+        return found
+
+    @property
+    def shows_images(self) -> bool:
+        return self._image is not None
 
     def prompt(
         self,
@@ -172,7 +178,7 @@ class ChatTemplate:
         images: list[ImageSpan] = []
         turn_ended = False
         for piece in self._tokenizer.split(text):
-            if piece is self._image and pictures:
+            if self._image is not None and piece is self._image and pictures:
                 if len(images) == len(pictures):
                     raise _other_images(len(pictures))
                 seen = pictures[len(images)]

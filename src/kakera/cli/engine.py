@@ -59,7 +59,7 @@ def with_decoder(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Wi
     from kakera.errors import UsageError
     from kakera.vision.decode import require_pillow
 
-    if wishes.vision == "off" or load_spec(model.path).vision is None:
+    if wishes.vision == "off" or not (wishes.vision_tower or load_spec(model.path).vision):
         return wishes
     try:
         require_pillow()
@@ -73,9 +73,10 @@ def with_decoder(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Wi
 
 def seeing(offered: ServedModel, model: Model, recipe: Recipe, say: Callable[[str], None]) -> ServedModel:
     """The same model, which reads images if its engine has a tower. Raises CheckpointError."""
-    if recipe.plan is None or recipe.plan.vision is None:
+    plan = recipe.plan
+    if plan is None or plan.vision is None or plan.spec.vision is None:
         return offered
-    found = offered.seeing(model.path, recipe.plan.image_tokens)
+    found = offered.seeing(plan.spec.vision, Path(plan.vision_tower or model.path), plan.image_tokens)
     if not found.sees:
         say("warning: images are refused: the chat template has no place for them")
     return found

@@ -206,6 +206,13 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
         Annotated[str, _option("--vision", "Where a vision tower lies: auto, device, host, or off.")],
         "auto",
     ),
+    "vision_tower": (
+        Annotated[
+            str | None,
+            _option("--vision-tower", "Take the tower of this directory, of the same family.", metavar="DIR"),
+        ],
+        None,
+    ),
     "image_tokens": (
         Annotated[
             int | None,
@@ -275,4 +282,8 @@ def wishes_of(values: dict[str, Any]) -> Wishes:
         raise UsageError(f"--state-dtype {values['state_dtype']}: choose fp32 or fp16")
     if (rotation := values["rotation"]) is not None and not Path(rotation).is_dir():
         raise UsageError(f"--rotation {rotation}: no such directory; kakera calibrate makes one")
+    if (tower := values["vision_tower"]) is not None:
+        if not Path(tower).is_dir():
+            raise UsageError(f"--vision-tower {tower}: no such directory; it holds config.json and the tower's files")
+        values["vision_tower"] = str(Path(tower).resolve())
     return Wishes(**values)

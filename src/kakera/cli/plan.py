@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
 from kakera.plan.plan import Wishes
 
@@ -22,9 +24,12 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     from kakera.plan.proven import proof_for, proven_line
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
+    from kakera.plan.weights import borrowed
     from kakera.target.devices import resolve
 
     spec, weights = shape_of(model)
+    if wishes.vision_tower is not None:
+        spec, weights = borrowed(spec, weights, Path(wishes.vision_tower))
     machine = resolve(wishes.gpus)
     try:
         made = make_plan(spec, wishes, machine, weights)

@@ -34,10 +34,12 @@ def open_reader(directory: Path) -> Reader:
 def open_seeing_reader(directory: Path, wishes: Wishes) -> Reader:
     """The same, of prompts with images, for the engine that these wishes make. Raises UsageError for a model that sees
     none."""
-    tokens = plan_for(directory, wishes).image_tokens
-    if not tokens:
+    plan = plan_for(directory, wishes)
+    if plan.vision is None or plan.spec.vision is None:
         raise UsageError(f"{directory} reads no images: kakera info tells whether it holds a vision tower")
-    return _reader(ServedModel.load(directory, directory.name).seeing(directory, tokens), directory)
+    tower = Path(plan.vision_tower or directory)
+    model = ServedModel.load(directory, directory.name)
+    return _reader(model.seeing(plan.spec.vision, tower, plan.image_tokens), directory)
 
 
 def _reader(model: ServedModel, directory: Path) -> Reader:

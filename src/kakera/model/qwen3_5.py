@@ -41,12 +41,14 @@ class HybridModel:
         escha_bias: bool = False,
         draft: bool = False,
         embedding_on_host: bool = False,
+        spec: ModelSpec | None = None,
     ) -> HybridModel:
         """Read a model directory; `escha_bias` as in `Checkpoint.open`, `draft`: its draft layer too, if it has one,
-        `embedding_on_host` as in `load_weights`. Raises CheckpointError."""
+        `embedding_on_host` as in `load_weights`; `spec`: its declaration, with a tower from elsewhere. Raises
+        CheckpointError."""
         checkpoint, device = Checkpoint.open(path, escha_bias=escha_bias), torch.device(device)
         weights = load_weights(checkpoint, dtype, device, progress, draft=draft, embedding_on_host=embedding_on_host)
-        return HybridModel(checkpoint.spec, weights)
+        return HybridModel(spec or checkpoint.spec, weights)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: Attention, states: StatePool) -> Tensor:

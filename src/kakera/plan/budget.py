@@ -277,6 +277,7 @@ class _Budget:
             image_tokens=self.tower.tokens if self.tower else 0,
             image_store=self.tower.store_tokens if self.tower else 0,
             pixel_bytes=self.tower.pixel_bytes if self.tower else 0,
+            vision_tower=self.wishes.vision_tower if self.tower else None,
         )
 
 

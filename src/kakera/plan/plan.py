@@ -36,6 +36,7 @@ class Wishes:
     pool: int | Literal["all"] | None = None  # tokens of all KV pages together, or all that fit
     vision: Literal["auto", "device", "host", "off"] = "auto"  # where a tower lies
     image_tokens: int | None = None  # of the largest image
+    vision_tower: str | None = None  # directory of a tower, if that is not the model's
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Plan:
     image_tokens: int = 0  # of the largest image
     image_store: int = 0  # tokens of images whose embeddings are kept
     pixel_bytes: int = 0  # of images of all requests that wait or run
+    vision_tower: str | None = None  # directory of the tower, if that is not the model's
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""
@@ -100,6 +102,7 @@ class Plan:
             reserve=self.reserve,
             vision=self.vision or "off",
             image_tokens=self.image_tokens or None,
+            vision_tower=self.vision_tower,
         )
 
     def total(self, place: Place) -> int:

@@ -15,7 +15,7 @@ from kakera.plan.advice import refusal
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.search import draft
 from kakera.plan.speed import Speed, predict
-from kakera.plan.weights import WeightBytes, from_checkpoint
+from kakera.plan.weights import WeightBytes, borrowed, from_checkpoint
 from kakera.target.devices import Machine, resolve_to_compute
 from kakera.target.wsl import RESERVE
 
@@ -64,6 +64,8 @@ def plan_and_speed(directory: Path, wishes: Wishes, machine: Machine) -> tuple[P
     """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
     spec = load_spec(directory)
     sizes = from_checkpoint(directory, spec)
+    if wishes.vision_tower is not None:
+        spec, sizes = borrowed(spec, sizes, Path(wishes.vision_tower))
     plan = make_plan(spec, wishes, machine, sizes)
     return plan, predict(plan, machine, sizes)
 

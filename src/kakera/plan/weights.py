@@ -13,7 +13,9 @@ from kakera.arch.formats import refuse_tensors
 from kakera.arch.spec import EMBEDDING, OF_HEAD, ModelSpec
 from kakera.arch.stored import TensorHeader, read_config, stored_headers
 from kakera.arch.tensors import Place, Shard, Tensor
+from kakera.arch.tower_files import tower_headers, with_tower
 from kakera.arch.weigh import Quantization, by_tensor, tower_bytes
+from kakera.errors import CheckpointError
 from kakera.target.target import Target
 
 # A CPU holds its linears in fp16 where torch has FBGEMM, which is x86-64 with AVX2, and in fp32 elsewhere.
@@ -198,3 +200,12 @@ def _part(name: str, group: list[tuple[Tensor, int]]) -> Part:
         taken=tensor.active or 1,
         read=math.ceil(sum(count * member.share for member, count in group)),
     )
+
+
+def borrowed(spec: ModelSpec, weights: WeightBytes, tower: Path) -> tuple[ModelSpec, WeightBytes]:
+    """A model with the vision tower of another directory. Raises CheckpointError for one that is none, or not whole."""
+    seeing = with_tower(spec, tower)
+    count = tower_bytes(seeing, tower_headers(tower))
+    if not count:
+        raise CheckpointError(f"{tower} holds no whole vision tower")
+    return seeing, replace(weights, vision=count)

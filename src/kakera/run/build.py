@@ -99,10 +99,13 @@ def build_engine(
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     on_host = plan.embedding == "host"
     told = partial(tell, LOADING)
-    model = HybridModel.load(directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host)
+    model = HybridModel.load(
+        directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host, spec=plan.spec
+    )
     images = None
     if plan.vision is not None:
-        tower = Tower.load(Checkpoint.open(directory), dtype, device, on_host=plan.vision == "host")
+        stored = Checkpoint.of_tower(Path(plan.vision_tower or directory), plan.spec)
+        tower = Tower.load(stored, dtype, device, on_host=plan.vision == "host")
         images = ImageEmbeddings(tower)
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)

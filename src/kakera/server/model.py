@@ -11,6 +11,7 @@ from typing import Any
 from kakera.arch.documents import read_object
 from kakera.arch.preprocessor import read_pixels
 from kakera.arch.registry import load_spec
+from kakera.arch.vision import VisionSpec
 from kakera.chat.template import ChatTemplate
 from kakera.constrain.compiler import Compiler
 from kakera.errors import CheckpointError
@@ -77,14 +78,13 @@ class ServedModel:
         defaults, source = SamplingDefaults.load(directory), source_of(directory)
         return ServedModel(name, tokenizer, template, spec.vocab, spec.eos, defaults, source=source)
 
-    def seeing(self, directory: Path, tokens: int) -> ServedModel:
+    def seeing(self, vision: VisionSpec, tower: Path, tokens: int) -> ServedModel:
         """The same model over an engine that reads images of up to so many tokens, if its template has a place for
-        them. Raises CheckpointError for a preprocessing that is not computed."""
-        vision = load_spec(directory).vision
-        template = ChatTemplate.load(directory, self.tokenizer, self.eos, vision.token) if vision else None
-        if vision is None or template is None or not template.shows_images:
+        them. `tower`: the directory that holds it. Raises CheckpointError for a preprocessing that is not computed."""
+        template = None if self.template is None else self.template.with_images(vision.token)
+        if template is None or not template.shows_images:
             return self
-        return replace(self, template=template, images=ImageReader(read_pixels(directory, vision), tokens))
+        return replace(self, template=template, images=ImageReader(read_pixels(tower, vision), tokens))
 
     @property
     def sees(self) -> bool:

@@ -12,11 +12,12 @@ from torch import Tensor
 from kakera.arch.formats import refuse_tensors
 from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
+from kakera.arch.tower_files import tower_headers
 from kakera.arch.weigh import Entry
 from kakera.errors import CheckpointError
 from kakera.ops.codec.coded import CodedLinear
 from kakera.weights import escha, exl3, int8, plain, synthetic
-from kakera.weights.files import stored_tensors
+from kakera.weights.files import StoredTensor, stored_tensors
 from kakera.weights.leaves import Leaves
 
 
@@ -67,6 +68,15 @@ class Checkpoint:
         if escha_bias and not any(escha.MARK in leaves and "bias" in leaves for leaves in modules.values()):
             raise CheckpointError(f"{directory} has no biases on Escha linears: there is nothing to switch on")
         return Checkpoint(directory, spec, modules, escha_bias=escha_bias)
+
+    @staticmethod
+    def of_tower(directory: Path, spec: ModelSpec) -> Checkpoint:
+        """The vision tower alone that lies in a directory, `spec` being that of the model which is to see with it."""
+        modules: dict[str, Leaves] = {}
+        for header in tower_headers(directory):
+            module, _, leaf = spec.names.canonical(header.name).rpartition(".")
+            modules.setdefault(module, Leaves(module)).add(leaf, StoredTensor(**vars(header)))
+        return Checkpoint(directory, spec, modules)
 
     def modules(self, *, vision: bool = False) -> list[str]:
         """Canonical names of all modules that own tensors, in natural order; those of the vision tower on request."""

@@ -22,7 +22,7 @@ NUMERICS = 1
 def disk_key(directory: Path, plan: Plan, activation: str, escha_bias: bool) -> Mapping[str, str]:
     """In words. Not in it: chunk, rows, context, sampling, driver. Raises OSError."""
     rotation = hashlib.blake2b(Path(plan.rotation).read_bytes(), digest_size=16).hexdigest() if plan.rotation else ""
-    kv = plan.kv
+    kv, tower = plan.kv, plan.vision_tower
     codec = f"{kv.codec}, group {kv.group}, window {kv.window_pages} pages" if kv.windowed else kv.codec
     return {
         "model": directory.name,
@@ -36,6 +36,7 @@ def disk_key(directory: Path, plan: Plan, activation: str, escha_bias: bool) -> 
         "cards": str(len(plan.device_bytes) if plan.target.has_cards else 1),
         "numerics": str(NUMERICS),
         "file format": str(VERSION),
+        **({} if tower is None else {"vision tower": fingerprint(Path(tower))}),
     }
 
 
