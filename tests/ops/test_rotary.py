@@ -73,5 +73,6 @@ def test_three_positions_of_a_token_turn_as_in_transformers(sections):
     rotary = Rotary.at(positions, full._frequencies_F, 1.0, full._axes_F)
     cos, sin = theirs(torch.zeros(1), positions[:, None])
     assert torch.equal(rotary.cos[:, 0], cos[0, :, :32]) and torch.equal(rotary.sin[:, 0], sin[0, :, :32])
+    assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous()
     equal = Rotary.at(positions[:1].expand(3, -1), full._frequencies_F, 1.0, full._axes_F)
     assert torch.equal(equal.cos, Rotary.at(positions[0], full._frequencies_F).cos)

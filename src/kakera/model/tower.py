@@ -19,7 +19,8 @@ from kakera.ops.rotary import Rotary, frequencies, rotate
 from kakera.weights.checkpoint import Checkpoint
 
 EPS = 1e-6
-PIECE = 2048  # patches whose hidden channels of the MLP are there at once: 18 MB of the family's in 16 bit
+PIECE = 1024  # patches that an MLP computes, or a rotation turns, at once
+HEADS = 4  # that attend at once
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,22 @@ class Tower:
         angles_N1D = torch.cat(halves, 1)[:, None]
         return Rotary(angles_N1D.cos(), angles_N1D.sin())
 
-    def _attend(self, qkv_N3H: Tensor, rotary: Rotary) -> Tensor:
-        q_NHD, k_NHD, v_NHD = qkv_N3H.view(len(qkv_N3H), 3, self.spec.heads, self.spec.head_dim).unbind(1)
-        q_NHD, k_NHD = rotate(q_NHD, rotary), rotate(k_NHD, rotary)
-        q, k, v = (x_NHD.transpose(0, 1)[None] for x_NHD in (q_NHD, k_NHD, v_NHD))
-        return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
+    def _attend(self, qkv_NI: Tensor, rotary: Rotary) -> Tensor:
+        """[N, H] of queries, keys and values side by side, which are overwritten: rotated in pieces, because that takes
+        six times their bytes, and attended a few heads at a time, which a library may copy to pad them."""
+        heads, count = self.spec.heads, len(qkv_NI)
+        qkv_NXD = qkv_NI.view(count, 3 * heads, self.spec.head_dim)
+        for begin in range(0, count, PIECE):
+            piece = slice(begin, begin + PIECE)
+            turned = Rotary(rotary.cos[piece], rotary.sin[piece])
+            qkv_NXD[piece, : 2 * heads] = rotate(qkv_NXD[piece, : 2 * heads], turned)
+        q, k, v = (x_NHD.transpose(0, 1) for x_NHD in torch.split(qkv_NXD, heads, 1))
+        out_NHD = torch.empty_like(qkv_NXD[:, :heads])
+        for first in range(0, heads, HEADS):
+            few = slice(first, first + HEADS)
+            attended = F.scaled_dot_product_attention(q[few][None], k[few][None], v[few][None])[0]
+            out_NHD[:, few] = attended.transpose(0, 1)
+        return out_NHD.flatten(1)
 
 
 def _leaves(name: str) -> tuple[str, str]:

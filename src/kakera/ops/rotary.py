@@ -25,7 +25,7 @@ class Rotary:
             angles = positions_T.float()[:, None, None] * frequencies_F
         else:
             assert axes_F is not None, "three positions a token, and a model that knows of one"
-            angles = (positions_T.float()[axes_F].t() * frequencies_F)[:, None]
+            angles = (positions_T.float()[axes_F].t().contiguous() * frequencies_F)[:, None]  # kernels read rows
         cos, sin = angles.cos(), angles.sin()
         return Rotary(cos, sin) if scale == 1.0 else Rotary(cos * scale, sin * scale)
 

@@ -13,7 +13,7 @@ LEAST_TOKENS, MOST_TOKENS = 64, 16_384  # of the largest image, as somebody may 
 USUAL_TOKENS, CPU_TOKENS = 2048, 256
 STORE_BYTES = 256 * 10**6  # 12 images of 1080p for the 27B
 WAITING = 32  # of the largest images, whose pixels may wait at a time
-PIECE = 2048  # patches whose MLP is computed at a time (model/tower.py)
+PIECE = 1024  # patches whose MLP is computed at a time (model/tower.py)
 STREAMED = 2  # blocks on the device at a time, of a tower on the host: one computes while the next one comes
 
 
@@ -22,10 +22,10 @@ def most_tokens(wish: int | None, target: Target) -> int:
 
 
 def scratch_bytes(spec: VisionSpec, tokens: int, item: int) -> int:
-    """For an image of so many tokens: the stream twice, queries, keys, values and what attention gives; a piece of the
-    MLP; the values of its patches. A library's attention holds no scores."""
+    """For an image of so many tokens: the stream, queries, keys, values, what attention gives, and what a library
+    copies of a few heads; a piece of the MLP. Rotations, and the patches before the first block, take less."""
     patches = tokens * spec.merge**2
-    return item * (6 * patches * spec.hidden + 2 * min(patches, PIECE) * spec.mlp + patches * spec.patch_values)
+    return item * (7 * patches * spec.hidden + 2 * min(patches, PIECE) * spec.mlp)
 
 
 def streamed_parameters(spec: VisionSpec) -> tuple[int, int]:
