@@ -65,8 +65,10 @@ def test_a_tower_lies_where_the_context_keeps_its_length():
 def test_where_no_tower_has_room_text_is_served():
     machine = laptop(63)
     assert plan(machine, vision="auto", context=16384) == plan(machine, vision="off", context=16384)
-    with pytest.raises(PlanRefused):
+    with pytest.raises(PlanRefused, match=r"1\. --vision off"):
         plan(machine, vision="device", context=16384)
+    with pytest.raises(PlanRefused, match=r"1\. --vision host"):
+        plan(cards(12), vision="device", context=200_000, max_running=1)
 
 
 def test_a_cpu_holds_a_tower_in_fp32_and_smaller_images():

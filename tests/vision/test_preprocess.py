@@ -20,6 +20,10 @@ from kakera.vision.picture import picture
 from kakera.vision.sizes import MOST_PIXELS, fitted
 from kakera.vision.sources import of_base64, of_url
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Corrupt EXIF"),
+    pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning"),
+]
 PIXELS = Pixels(32)
 SMALL = Pixels(32, 16_384, 262_144)  # of the reference model
 

@@ -13,9 +13,8 @@ from typing import Any
 from kakera.chat.parts import content_text, part_text
 from kakera.errors import RequestRefused
 from kakera.vision.picture import Picture
-from kakera.vision.sources import of_url
 
-Sight = Callable[[bytes, bool], Picture]  # of the bytes of an image file, and whether little of it is wanted
+Sight = Callable[[str, bool], Picture]  # of an image's URL, and whether little of it is wanted
 Content = str | list[dict[str, Any]]
 
 KINDS = ("image_url", "input_image", "image", "computer_screenshot")
@@ -99,7 +98,7 @@ def picture_of(part: dict[str, Any], sight: Sight) -> Picture:
     """Raises RequestRefused naming the part: an image that can not be read is never passed over, since an answer
     without it looks right."""
     try:
-        return sight(of_url(part["url"]), part["low"])
+        return sight(part["url"], part["low"])
     except RequestRefused as error:
         code = "invalid_image" if error.status == 400 else error.code
         raise RequestRefused(f"{part['at']}: {error}", status=error.status, code=code, param=part["at"]) from None

@@ -71,12 +71,24 @@ def with_decoder(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Wi
     return wishes
 
 
-def seeing(offered: ServedModel, model: Model, recipe: Recipe, say: Callable[[str], None]) -> ServedModel:
-    """The same model, which reads images if its engine has a tower. Raises CheckpointError."""
+def seeing(
+    offered: ServedModel, model: Model, recipe: Recipe, say: Callable[[str], None], image_urls: str | None = None
+) -> ServedModel:
+    """The same model, which reads images if its engine has a tower; `image_urls`: hosts that they are fetched from.
+    Raises CheckpointError, UsageError."""
+    from kakera.errors import UsageError
+    from kakera.vision.fetch import Fetcher
+
     plan = recipe.plan
     if plan is None or plan.vision is None or plan.spec.vision is None:
+        if image_urls is not None:
+            raise UsageError("--image-urls: this server reads no images (kakera info tells of a vision tower)")
         return offered
-    found = offered.seeing(plan.spec.vision, Path(plan.vision_tower or model.path), plan.image_tokens)
+    fetcher = None if image_urls is None else Fetcher.allowing(image_urls)
+    if fetcher is not None:
+        who = "any public host" if fetcher.public else ", ".join(sorted(fetcher.hosts))
+        say(f"warning: images are fetched from {who} for whoever writes a prompt")
+    found = offered.seeing(plan.spec.vision, Path(plan.vision_tower or model.path), plan.image_tokens, fetcher)
     if not found.sees:
         say("warning: images are refused: the chat template has no place for them")
     return found

@@ -73,6 +73,10 @@ EventsOption = Annotated[
     str | None,
     typer.Option("--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT[,TOPIC]"),
 ]
+ImageUrlsOption = Annotated[
+    str | None,
+    typer.Option("--image-urls", help="Fetch images from these hosts, or `public`. Default: none.", metavar="HOST,.."),
+]
 ProveOption = Annotated[
     bool, typer.Option("--prove", help="First fill the plan once, unless it was proven already; see kakera prove.")
 ]

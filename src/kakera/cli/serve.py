@@ -23,6 +23,7 @@ from kakera.cli.options import (
     DrainOption,
     EventsOption,
     HostOption,
+    ImageUrlsOption,
     KeepAliveOption,
     KeyFileOption,
     KeyOption,
@@ -68,6 +69,7 @@ def serve(
     ] = False,
     disk_cache: DiskOption = None,
     kv_events: EventsOption = None,
+    image_urls: ImageUrlsOption = None,
     prove: ProveOption = False,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
@@ -119,7 +121,7 @@ def serve(
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, aliases, any_name=any_name)
     recipe = recipe_for(found, wishes, say, threads)
-    offered = seeing(offered, found, recipe, say)
+    offered = seeing(offered, found, recipe, say, image_urls)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")

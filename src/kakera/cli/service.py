@@ -25,6 +25,7 @@ from kakera.cli.options import (
     DrainOption,
     EventsOption,
     HostOption,
+    ImageUrlsOption,
     JsonOption,
     KeepAliveOption,
     KeyFileOption,
@@ -66,6 +67,7 @@ def install(
     threads: ThreadsOption = None,
     disk_cache: DiskOption = None,
     kv_events: EventsOption = None,
+    image_urls: ImageUrlsOption = None,
     prove: ProveOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
     *,
@@ -93,6 +95,7 @@ def install(
         {"keep-alive": (keep_alive, DEFAULT_KEEP_ALIVE), "drain-seconds": (drain_seconds, DEFAULT_DRAIN)}
     )
     options += changed({"threads": (threads, None), "disk-cache": (disk_cache, None), "kv-events": (kv_events, None)})
+    options += changed({"image-urls": (image_urls, None)})
     facts = facts_for(found, options, wishes, drain_seconds)
     text = unit_text(facts)
     if windows:

@@ -115,6 +115,10 @@ def _options(failed: Draft, wishes: Wishes) -> Iterator[list[_Change]]:
     plan = failed.plan
     if wishes.embedding == "device" and not plan.target.one_memory and not plan.spec.tied:
         yield [_Change("--embedding host", "embedding", "host", 1)]
+    if wishes.vision == "device" and not plan.target.one_memory:
+        yield [_Change("--vision host", "vision", "host", 1), _Change("--vision off", "vision", "off", 9)]
+    elif wishes.vision in ("device", "host"):
+        yield [_Change("--vision off", "vision", "off", 9)]
     if (wishes.staging or 1) > 1:
         yield [_Change("--staging 1", "staging", 1, 1)]
     if plan.host_cache:

@@ -18,6 +18,7 @@ from kakera.errors import CheckpointError
 from kakera.hub.disk import source_of
 from kakera.hub.names import Source
 from kakera.text.tokenizer import Tokenizer
+from kakera.vision.fetch import Fetcher
 from kakera.vision.reader import ImageReader
 
 
@@ -78,13 +79,14 @@ class ServedModel:
         defaults, source = SamplingDefaults.load(directory), source_of(directory)
         return ServedModel(name, tokenizer, template, spec.vocab, spec.eos, defaults, source=source)
 
-    def seeing(self, vision: VisionSpec, tower: Path, tokens: int) -> ServedModel:
+    def seeing(self, vision: VisionSpec, tower: Path, tokens: int, fetcher: Fetcher | None = None) -> ServedModel:
         """The same model over an engine that reads images of up to so many tokens, if its template has a place for
-        them. `tower`: the directory that holds it. Raises CheckpointError for a preprocessing that is not computed."""
+        them. `tower`: the directory that holds it; `fetcher`: of images that are named. Raises CheckpointError for a
+        preprocessing that is not computed."""
         template = None if self.template is None else self.template.with_images(vision.token)
         if template is None or not template.shows_images:
             return self
-        return replace(self, template=template, images=ImageReader(read_pixels(tower, vision), tokens))
+        return replace(self, template=template, images=ImageReader(read_pixels(tower, vision), tokens, fetcher=fetcher))
 
     @property
     def sees(self) -> bool:

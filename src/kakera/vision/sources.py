@@ -8,21 +8,25 @@ import re
 from urllib.parse import unquote_to_bytes
 
 from kakera.errors import RequestRefused
+from kakera.vision.fetch import Fetcher
 
 _BLANKS = re.compile(r"\s+")
 
 
-def of_url(url: str) -> bytes:
+def of_url(url: str, fetcher: Fetcher | None = None) -> bytes:
     """Bytes of a data URL, whose media type says nothing: the format is seen in the bytes.
 
-    Raises RequestRefused for any other URL: nothing is fetched, because what fetches for whoever writes a prompt reads
+    Raises RequestRefused for any other URL, unless there is a `fetcher`: what fetches for whoever writes a prompt reads
     the network that the server stands in.
     """
     scheme, _, rest = url.strip().partition(":")
+    if fetcher is not None and scheme.lower() in ("http", "https"):
+        return fetcher.get(url)
     if scheme.lower() != "data":
         kind = scheme.lower() if scheme.lower() in ("http", "https", "file", "ftp") and rest else "such"
         raise RequestRefused(
-            f"{kind} URLs are not fetched: send the image itself as a data URL (data:image/png;base64,...)"
+            f"{kind} URLs are not fetched: send the image itself as a data URL (data:image/png;base64,...), or start "
+            "the server with --image-urls"
         )
     parameters, comma, body = rest.partition(",")
     if not comma:

@@ -1,0 +1,50 @@
+"""Where a server reads images, and where it says that it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kakera.cli.engine import recipe_for, seeing, served_model, with_decoder
+from kakera.cli.model import Model
+from kakera.errors import UsageError
+from kakera.plan.plan import Wishes
+
+WISHES = Wishes(gpus="cpu", context=512, kv_group=32, host_cache=2**20, image_tokens=100)
+
+
+@pytest.fixture
+def model(seeing_model: Path) -> Model:
+    return Model("seeing", seeing_model)
+
+
+def test_a_server_reads_images_where_its_plan_has_a_tower(model):
+    said: list[str] = []
+    offered = served_model(model)
+    for vision, sees in (("auto", True), ("off", False)):
+        recipe = recipe_for(model, Wishes(**{**vars(WISHES), "vision": vision}), said.append)
+        assert seeing(offered, model, recipe, said.append).sees == sees
+        assert ("images of up to 100 tokens" in said[-1]) == sees
+    with pytest.raises(UsageError, match="--image-urls: this server reads no images"):
+        seeing(offered, model, recipe, said.append, "public")
+
+
+def test_whoever_has_images_fetched_is_warned(model):
+    said: list[str] = []
+    recipe = recipe_for(model, WISHES, said.append)
+    found = seeing(served_model(model), model, recipe, said.append, "b.example,a.example")
+    assert said[-1] == "warning: images are fetched from a.example, b.example for whoever writes a prompt"
+    assert found.images is not None and found.images.fetcher is not None
+
+
+def test_without_pillow_text_is_served_unless_a_tower_was_asked_for(model, tiny_model, monkeypatch):
+    """An upgrade must not stop a server that has answered until then."""
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    monkeypatch.setitem(__import__("sys").modules, "PIL.Image", None)
+    said: list[str] = []
+    assert with_decoder(model, WISHES, said.append).vision == "off"
+    assert said[0].startswith("warning: images are refused: images need Pillow: pip install 'kakera[vision]'")
+    with pytest.raises(UsageError, match="images need Pillow"):
+        with_decoder(model, Wishes(vision="device"), said.append)
+    assert with_decoder(Model("tiny", tiny_model), WISHES, said.append) == WISHES and len(said) == 1
