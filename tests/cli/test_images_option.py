@@ -48,3 +48,33 @@ def test_without_pillow_text_is_served_unless_a_tower_was_asked_for(model, tiny_
     with pytest.raises(UsageError, match="images need Pillow"):
         with_decoder(model, Wishes(vision="device"), said.append)
     assert with_decoder(Model("tiny", tiny_model), WISHES, said.append) == WISHES and len(said) == 1
+
+
+def test_a_picture_goes_with_the_next_message_of_a_chat(model, tmp_path):
+    """By a path as it is typed or dropped; a history keeps it, and the next message has none."""
+    import io
+
+    from PIL import Image
+    from rich.console import Console
+
+    from kakera.cli.chat import obey
+    from kakera.cli.conversation import Conversation, Settings
+    from kakera.cli.local_answers import LocalModel
+
+    recipe = recipe_for(model, WISHES, lambda line: None)
+    offered = seeing(served_model(model), model, recipe, lambda line: None)
+    engine = recipe()
+    out = io.StringIO()
+    chat = Conversation(LocalModel(engine, offered, Settings(8)), Console(file=out, width=100))
+    file = tmp_path / "a cat.png"
+    Image.new("RGB", (48, 64), "red").save(file)
+    for said in (f"/image '{file}'", "what is this?", "/image nowhere.png", "and now?"):
+        assert obey(chat, said)
+    shown = out.getvalue()
+    assert "a cat.png goes with the next message" in shown and "nowhere.png: No such file" in shown
+    assert engine.stats().counters["images_encoded"] == 1
+    users = [message["content"] for message in chat.messages if message["role"] == "user"]
+    assert [part["type"] for part in users[0]] == ["image_url", "text"] and users[1:] in ([], ["and now?"])
+    file.write_text("no image")
+    assert obey(chat, f"/image {file}") and obey(chat, "what is this?")
+    assert "in no format that is read" in out.getvalue()

@@ -211,7 +211,10 @@ class Scheduler:
         named = [(self.running.get(row.request_id), {part.digest for part in row.images}) for row in rows]
         needed = [i for s, digests in named if s is not None for i in s.request.images if i.digest in digests]
         actions = self.embeddings.take(needed)
-        self.cache.counters["images_encoded"] += sum(isinstance(action, EncodeImage) for action in actions)
+        for action in actions:
+            if isinstance(action, EncodeImage):
+                self.cache.counters["images_encoded"] += 1
+                self.cache.counters["image_tokens_encoded"] += action.rows * action.columns
         return actions
 
     def _row(self, sequence: Sequence, known: int, drafts: tuple[int, ...] = ()) -> Segment:
