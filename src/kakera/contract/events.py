@@ -119,18 +119,22 @@ class EngineStats:
     """A snapshot of the engine for /metrics, /health, the page and the log. Numbers and ids only.
 
     `pages_free` counts every page that a request can have now; `pages_cached` of these hold a reusable prefix.
-    `paused` of the requests that run and wait do so for their readers. `at`: when the engine made it, by the clock that
+    `pages_lent` are given back to the card while other programs need its memory, and so many slots stay empty.
+    `paused` of the requests that run and wait do so for their readers, and `held_back` wait for lent pages. `at`: when the engine made it, by the clock that
     all processes of a machine share.
     """
 
     running: int = 0
     waiting: int = 0
     paused: int = 0
+    held_back: int = 0
     pages_free: int = 0
     pages_cached: int = 0
     pages_total: int = 0
+    pages_lent: int = 0
     slots_free: int = 0
     slots_total: int = 0
+    slots_lent: int = 0
     host_bytes_used: int = 0
     host_bytes_total: int = 0
     steps: int = 0  # that have finished
@@ -142,5 +146,10 @@ class EngineStats:
 
     @property
     def idle(self) -> bool:
-        """There is nothing to compute: whoever is left waits for its reader."""
-        return self.running + self.waiting == self.paused
+        """There is nothing to compute: whoever is left waits for its reader, or for the card's memory."""
+        return self.running + self.waiting == self.paused + self.held_back
+
+    @property
+    def pages_used(self) -> int:
+        """By running requests."""
+        return self.pages_total - self.pages_lent - self.pages_free

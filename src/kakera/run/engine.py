@@ -11,6 +11,7 @@ from kakera.cache.announced import Announced
 from kakera.contract.events import EngineStats, Event, Flushed, RegionRead
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
+from kakera.run.card_watch import CardWatch
 from kakera.run.interface import EngineLimits, Runner
 from kakera.schedule.scheduler import Scheduler
 
@@ -21,9 +22,11 @@ if TYPE_CHECKING:
 class LocalEngine:
     """Not thread-safe: one caller submits, aborts and steps."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner):
+    def __init__(self, scheduler: Scheduler, runner: Runner, card: CardWatch | None = None):
+        """`card`: gives back memory while others need it, between steps."""
         self.scheduler = scheduler
         self.runner = runner
+        self.card = card
         self._unseen: list[Event] = []
         self._publisher: Publisher | None = None
         self._announced: Announced | None = None
@@ -48,6 +51,8 @@ class LocalEngine:
 
         `planned` hears at once what planning alone has brought (who begins), since the step itself can take long.
         """
+        if self.card is not None:
+            self.card.follow(self.scheduler, self.runner)
         plan = self.scheduler.plan_step()
         if plan is None:
             return self._take_unseen() + self.scheduler.take_events()

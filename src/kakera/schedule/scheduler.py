@@ -204,12 +204,12 @@ class Scheduler:
         """A page for the next token: free, evicted, or taken from the youngest request. False if it was this one's own.
 
         Only the youngest is ever preempted (of those that wait for their readers, if there are any), so the oldest that
-        can go on always finishes.
+        can go on always finishes; if others have taken memory of the card that it needs, once that is back.
         """
         while sequence.lease is not None and len(sequence.lease.pages) * PAGE < len(sequence.tokens):
             if self.cache.grow(sequence.lease):
                 break
-            if len(self.running) == 1:
+            if len(self.running) == 1 and self.cache.device.count == self.limits.pages:
                 self._end(sequence, "length")  # it fills the whole pool
             else:
                 self._preempt(self.running.victim())
@@ -302,17 +302,29 @@ class Scheduler:
         assert self._in_flight is None, "flush while a plan is in flight"
         return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions())
 
+    def resize(self, pages: int, slots: int) -> StepPlan:
+        """Use the device's first `pages` pages, or as few more as running requests hold, and admit while fewer than
+        `slots` requests run. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "resize while a plan is in flight"
+        self.admission.slots = slots
+        self.cache.resize(pages)
+        return StepPlan(self._steps, self.cache.take_actions())
+
     def stats(self) -> EngineStats:
         now = self.clock()
+        waiting = list(self.waiting)
         return EngineStats(
             running=len(self.running),
-            waiting=len(self.waiting),
-            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in self.waiting),
+            waiting=len(waiting),
+            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in waiting),
+            held_back=sum(self.admission.is_held_back(s) and not s.paused for s in waiting),
             pages_free=self.cache.available,
             pages_cached=self.cache.tree.unlocked,
             pages_total=self.limits.pages,
+            pages_lent=self.limits.pages - self.cache.device.count,
             slots_free=self.running.slots.free,
             slots_total=self.limits.slots,
+            slots_lent=self.limits.slots - self.admission.slots,
             host_bytes_used=self.cache.host.used,
             host_bytes_total=self.cache.host.limit,
             steps=self._steps - (self._in_flight is not None),

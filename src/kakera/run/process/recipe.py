@@ -41,8 +41,9 @@ class EngineRecipe:
         """Raises CheckpointError, UsageError."""
         from kakera.run.build import build_engine
         from kakera.run.process.starting import start_progress
+        from kakera.run.refused import refusals_in_words
 
-        with start_progress() as progress:
+        with start_progress() as progress, refusals_in_words(self.plan):
             engine = build_engine(self.directory, self.plan, progress=progress, grammars=True, disk=self.disk)
         if not self.plan.target.has_cards:
             from kakera.run.threads import settle_threads
