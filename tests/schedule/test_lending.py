@@ -1,4 +1,4 @@
-"""A card that gets fuller: what is given back and when it comes back; who waits meanwhile, and that nobody is harmed."""
+"""A card that gets fuller: what goes back and when it comes again; who waits meanwhile, and that nobody is harmed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_where_nothing_can_go_back_nothing_shrinks():
 
 @given(st.lists(st.tuples(st.integers(0, 4000), st.sampled_from([0.5, 3.0, 11.0])), max_size=40))
 def test_a_card_with_other_programs_never_wavers(others):
-    """`others`: MB that they hold, for so many seconds. As soon as they rest, nothing changes after the first change."""
+    """`others`: MB that they hold, for so many seconds. Where they rest, so does the engine."""
     now, at, total = RULE.whole, 0.0, 4100 * MB
     for held, seconds in [*others, (others[-1][0] if others else 0, 60.0)]:
         changes = []

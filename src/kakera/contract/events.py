@@ -120,8 +120,8 @@ class EngineStats:
 
     `pages_free` counts every page that a request can have now; `pages_cached` of these hold a reusable prefix.
     `pages_lent` are given back to the card while other programs need its memory, and so many slots stay empty.
-    `paused` of the requests that run and wait do so for their readers, and `held_back` wait for lent pages. `at`: when the engine made it, by the clock that
-    all processes of a machine share.
+    `paused` of the requests that run and wait do so for their readers, and `held_back` wait for lent pages. `at`: when
+    the engine made it, by the clock that all processes of a machine share.
     """
 
     running: int = 0

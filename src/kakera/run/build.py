@@ -21,6 +21,7 @@ from kakera.contract.grid import pages_for
 from kakera.disk.home import DiskCache
 from kakera.errors import UsageError
 from kakera.kv.cache import KVCache
+from kakera.kv.pool import MakeMapper
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
@@ -48,6 +49,7 @@ from kakera.schedule.scheduler import Scheduler
 from kakera.target.allocator import maps_pages, torch_segments
 from kakera.target.as_torch import DTYPES, activation_of, is_there
 from kakera.target.devices import device_bytes_used
+from kakera.target.target import Target
 from kakera.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -102,10 +104,10 @@ def build_engine(
     on_host = plan.embedding == "host"
     told = partial(tell, LOADING)
     model = HybridModel.load(directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host)
-    mapper = CudaMapper if target.has_cards and maps_pages() else None
+    mapper = mapper_for(target)
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype, mapper)
     pool = kv.store.pool
-    if pool.mapped_bytes:
+    if target.has_cards:
         cap_allocator(plan, pool.mapped_bytes)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
@@ -133,6 +135,11 @@ def build_engine(
             log.warning(line)
     card = CardWatch(lending_rule(plan, pool.shape), free_bytes, pool.hold) if pool.mapped_bytes else None
     return LocalEngine(scheduler_for(plan, records), runner, card)
+
+
+def mapper_for(target: Target) -> MakeMapper | None:
+    """By which KV pages can go back to the driver, where they can."""
+    return CudaMapper if target.has_cards and maps_pages() else None
 
 
 def take_memory(plan: Plan) -> None:

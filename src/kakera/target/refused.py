@@ -33,8 +33,8 @@ def in_words(error: str, room: Room, segments: Segments, wsl: bool) -> str:
     windows = ""
     if wsl:
         windows = (
-            " Under WSL2 Windows refuses memory before a card is full, in reports from 9.6 of 12.2 GiB on; the kernel's "
-            "log (dmesg) then has dxgkio_make_resident with -12."
+            " Under WSL2 Windows refuses memory before a card is full, in reports from 9.6 of 12.2 GiB on; the "
+            "kernel's log (dmesg) then has dxgkio_make_resident with -12."
         )
     return (
         f"the driver refused memory of the card at the start ({said}): the plan takes {gigabytes[0]} of {gigabytes[1]} "

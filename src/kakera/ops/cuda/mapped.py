@@ -31,7 +31,7 @@ class Mapper(Protocol):
         """Give the memory back of exactly what one `map` took. Waits for all that the device still does."""
         ...
 
-    def free(self, address: int, size: int) -> None:
+    def release(self, address: int, size: int) -> None:
         """Give back what `reserve` gave."""
         ...
 
@@ -54,13 +54,18 @@ class MappedMemory:
         self.address = mapper.reserve(chunks * chunk)
         self._there = [False] * chunks
         if not self.take(0, chunks):
+            self._release()
             raise KakeraError(f"the driver has no {size / 1e9:.2f} GB of memory to map")
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the driver may be gone at the end of a process
-            if self._there:
-                self.give_back(0, len(self._there))
-                self._mapper.free(self.address, len(self._there) * self._chunk)
+            self._release()
+
+    def _release(self) -> None:
+        if self._there:
+            self.give_back(0, len(self._there))
+            self._mapper.release(self.address, len(self._there) * self._chunk)
+            self._there = []
 
     def tensor(self) -> Tensor:
         """uint8 [size]."""
@@ -144,7 +149,7 @@ class CudaMapper:
         torch.cuda.synchronize(self._index)
         self._call(self._driver.cuMemUnmap(address, size))
 
-    def free(self, address: int, size: int) -> None:
+    def release(self, address: int, size: int) -> None:
         self._call(self._driver.cuMemAddressFree(address, size))
 
     def tensor(self, address: int, size: int, owner: object) -> Tensor:

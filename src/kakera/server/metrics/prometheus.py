@@ -26,11 +26,14 @@ GAUGES = (
     ("running", "requests that generate or prefill"),
     ("waiting", "requests in the queue"),
     ("paused", "requests, running or in the queue, that wait for their clients to read"),
+    ("held_back", "requests in the queue that need pages which are lent"),
     ("pages_free", "KV pages of 64 tokens that a request can have now, those with a cached prefix included"),
     ("pages_cached", "KV pages of 64 tokens that hold a reusable prefix and no request uses"),
     ("pages_total", "KV pages of 64 tokens"),
+    ("pages_lent", "KV pages that are given back while other programs need the card's memory"),
     ("slots_free", "slots for running requests without an owner"),
     ("slots_total", "slots for running requests"),
+    ("slots_lent", "slots that stay empty while pages are lent"),
     ("host_bytes_used", "bytes of the host cache in use"),
     ("host_bytes_total", "bytes of the host cache"),
     ("steps", "engine steps since the start"),
@@ -84,8 +87,8 @@ class Metrics:
         """The exposition text with the engine's figures as of now, then the same under the names that routers read."""
         for name, gauge in self._gauges.items():
             gauge.set(getattr(stats, name))
-        self._used.set(stats.pages_total - stats.pages_free)
-        self._usage.set(1 - stats.pages_free / stats.pages_total if stats.pages_total else 0)
+        self._used.set(stats.pages_used)
+        self._usage.set(stats.pages_used / stats.pages_total if stats.pages_total else 0)
         for kind, count in stats.host_bytes.items():
             self._host.labels(kind).set(count)
         self._idle.set(max(0.0, time.monotonic() - stats.last_step_at) if stats.last_step_at else 0)

@@ -92,5 +92,5 @@ def _rows(plan: Plan, stats: EngineStats, place: Place) -> tuple[tuple[PlanRow, 
 
 def _page_bytes(plan: Plan, stats: EngineStats) -> int:
     """Bytes on one device of the pages that hold something: those of running requests and cached ones."""
-    filled = stats.pages_total - stats.pages_free + stats.pages_cached
+    filled = stats.pages_used + stats.pages_cached
     return filled * plan.page_bytes // len(plan.device_names)

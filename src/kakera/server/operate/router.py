@@ -127,7 +127,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
 
 def _load(stats: EngineStats) -> Load:
     """Tokens count whole pages that running requests hold; cached prefixes are room, since they make way."""
-    used = stats.pages_total - stats.pages_free
+    used = stats.pages_used
     return {
         "dp_rank": 0,
         "num_running_reqs": stats.running,

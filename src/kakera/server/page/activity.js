@@ -23,7 +23,7 @@ export class Rates {
 
 export function showTiles(status, rates) {
   const engine = status.engine;
-  const used = engine.pages_total - engine.pages_free;
+  const used = engine.pages_total - engine.pages_lent - engine.pages_free;
   setText(by("t-running"), number(engine.running));
   setText(by("t-slots"), `of ${engine.slots_total} slots`);
   setText(by("t-queue"), number(engine.waiting));
