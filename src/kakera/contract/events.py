@@ -28,6 +28,7 @@ class Usage:
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+LATE_STEPS = "late_steps"  # the counter of times when several steps in a row took far longer than usual
 ENGINE_ERROR, INVALID_GRAMMAR = "engine_error", "invalid_grammar"  # codes of an error: whose fault it is
 
 

@@ -9,7 +9,17 @@ import time
 from collections.abc import Callable
 
 from kakera.cache.prefix import PrefixCache
-from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
+from kakera.contract.events import (
+    LATE_STEPS,
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    Flushed,
+    Progress,
+    PromptLogprobs,
+    Tokens,
+)
 from kakera.contract.grid import PAGE, pages_for
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
@@ -19,6 +29,7 @@ from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.disk import DiskWork, Tier
 from kakera.schedule.drafts import Drafter, drafts_of
+from kakera.schedule.lateness import Lateness
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -47,6 +58,7 @@ class Scheduler:
         self.running = Running(limits.slots)
         self.admission = Admission(limits, cache, clock)
         self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
+        self.lateness = Lateness()
         self.disk = None
         if disk is not None and cache.can_save:
             self.disk = DiskWork(disk, cache, self.admission, lambda: self.budget.token_seconds, clock)
@@ -231,6 +243,7 @@ class Scheduler:
         prefilled = sum(len(row.tokens) for row in plan.prefill)
         if plan.rows:
             self.budget.observe(prefilled, result.seconds)
+            self.lateness.observe(plan, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}
         for row in plan.rows:
@@ -337,4 +350,5 @@ class Scheduler:
 
     def _counters(self) -> dict[str, float]:
         of_disk = self.disk.tier.counters if self.disk is not None else {}
-        return {**self.cache.counters, **of_disk, "checkpoints": len(self.cache.checkpoints.published)}
+        mine = {"checkpoints": len(self.cache.checkpoints.published), LATE_STEPS: self.lateness.found}
+        return {**self.cache.counters, **of_disk, **mine}
