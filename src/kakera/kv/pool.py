@@ -28,7 +28,7 @@ class PagePool:
         if mapper is not None:
             try:
                 self._mapper = mapper(device)
-            except KakeraError as error:
+            except (KakeraError, RuntimeError) as error:  # the bindings' own, where an old driver lacks a call
                 _say_plain(error)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -85,5 +85,5 @@ def _between(chunks: int, away: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end]
 
 
-def _say_plain(error: KakeraError) -> None:
+def _say_plain(error: Exception) -> None:
     log.warning("the KV pages are ordinary memory, which is not given back while others need the card: %s", error)
