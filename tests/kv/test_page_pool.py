@@ -10,7 +10,7 @@ import torch
 from fake_card import SPOILED, FakeMapper
 from kakera.errors import KakeraError
 from kakera.kv.pool import PagePool
-from kakera.ops.cuda.mapped import MappedMemory
+from kakera.ops.virtual_memory import VirtualMemory
 
 LAYERS, PAGES, WIDTH = 3, 100, 60_000  # 6 MB a layer: chunks do not end with pages, nor pages with layers
 CPU = torch.device("cpu")
@@ -83,10 +83,10 @@ def test_memory_that_can_not_be_mapped_is_ordinary_memory(caplog):
 
 def test_memory_goes_back_with_its_last_user():
     mapper = FakeMapper()
-    memory = MappedMemory(5 * 2**20, 2 * 2**20, mapper)
+    memory = VirtualMemory(5 * 2**20, 2 * 2**20, mapper)
     memory.give_back(1, 2)
     assert mapper.used == memory.held == 4 * 2**20 and memory.holes() == [(2 * 2**20, 4 * 2**20)]
     del memory
     assert not mapper.mapped and not mapper.reserved
     with pytest.raises(KakeraError, match="multiples of"):
-        MappedMemory(10**6, 10**6, mapper)
+        VirtualMemory(10**6, 10**6, mapper)

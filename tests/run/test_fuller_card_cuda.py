@@ -15,7 +15,7 @@ from test_engine_cuda import DATA, WISHES, answers, equal_texts, prompts
 from kakera.contract.request import Request, Sampling
 from kakera.contract.step import DemotePages, MovePages, StepPlan
 from kakera.kv.pool import PagePool
-from kakera.ops.cuda.mapped import CudaMapper, MappedMemory
+from kakera.ops.virtual_memory import CudaMapper, VirtualMemory
 from kakera.plan.page_pool import GRANULE
 from kakera.plan.planner import plan_for
 from kakera.run import card_watch
@@ -45,7 +45,7 @@ def free() -> int:
 
 
 def test_chunks_go_back_to_the_driver_and_the_others_keep_their_bytes():
-    memory = MappedMemory(64 * GRANULE, GRANULE, CudaMapper(CUDA))
+    memory = VirtualMemory(64 * GRANULE, GRANULE, CudaMapper(CUDA))
     bytes_B = memory.tensor()
     assert bytes_B.is_cuda and bytes_B.data_ptr() == memory.address and bytes_B.numel() == 64 * GRANULE
     words = bytes_B.view(torch.int32)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kakera.errors import KakeraError
-from kakera.ops.cuda.mapped import MappedMemory, Mapper
+from kakera.ops.virtual_memory import Mapper, VirtualMemory
 from kakera.plan.page_pool import PoolPart, PoolShape
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class PagePool:
 
     def __init__(self, pages: int, device: torch.device, mapper: MakeMapper | None = None):
         self.pages, self.device = pages, device
-        self._mapped: list[tuple[PoolPart, MappedMemory]] = []
+        self._mapped: list[tuple[PoolPart, VirtualMemory]] = []
         self._mapper: Mapper | None = None
         if mapper is not None:
             try:
@@ -36,7 +36,7 @@ class PagePool:
         part = PoolPart(shape[0], shape[1], math.prod(shape[2:]) * dtype.itemsize)
         if self._mapper is not None and part.bytes:
             try:
-                memory = MappedMemory(part.bytes, part.chunk, self._mapper)
+                memory = VirtualMemory(part.bytes, part.chunk, self._mapper)
             except KakeraError as error:
                 _say_plain(error)
             else:
@@ -63,7 +63,7 @@ class PagePool:
                 self._hold(part, memory, there)
         return there
 
-    def _hold(self, part: PoolPart, memory: MappedMemory, pages: int) -> int:
+    def _hold(self, part: PoolPart, memory: VirtualMemory, pages: int) -> int:
         away = part.behind(pages)
         for first, last in away:
             memory.give_back(first, last)

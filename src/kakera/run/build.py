@@ -25,7 +25,7 @@ from kakera.kv.pool import MakeMapper
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
-from kakera.ops.cuda.mapped import CudaMapper
+from kakera.ops.virtual_memory import CudaMapper
 from kakera.plan.page_pool import PoolShape
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import margin

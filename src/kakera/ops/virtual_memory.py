@@ -40,7 +40,7 @@ class Mapper(Protocol):
         ...
 
 
-class MappedMemory:
+class VirtualMemory:
     """`size` bytes, of which chunk i holds those from chunk * i on. All chunks are there at first. Memory and addresses
     go back when neither this object nor a tensor over it is left."""
 
