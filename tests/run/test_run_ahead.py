@@ -128,7 +128,7 @@ def play(world: World, game: list, finish_copies=lambda: None) -> list:
 
 
 def lend(world: World, sixteenths: int, finish_copies) -> None:
-    """So much of the pages stays, and of the slots; what the others held is spoiled, once all that is queued has run."""
+    """So much of pages and slots stays; what the others held is spoiled, once all that is queued has run."""
     scheduler = world.engine.scheduler
     pages, slots = (max(1, count * sixteenths // 16) for count in (scheduler.limits.pages, scheduler.limits.slots))
     world.runner.execute(scheduler.resize(pages, slots))
