@@ -23,9 +23,16 @@ from kakera.target.refused import Room, in_words, is_refusal
         ),
         ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, True, False, "kakera", None),
         ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, False, False, "PYTORCH_CUDA_ALLOC_CONF", None),
-        ({"PYTORCH_ALLOC_CONF": "Expandable_Segments : TRUE"}, True, True, "PYTORCH_ALLOC_CONF", None),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments : True"}, True, True, "PYTORCH_ALLOC_CONF", None),
         (
-            {"PYTORCH_ALLOC_CONF": "expandable_segments:False", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"},
+            False,
+            False,
+            "PYTORCH_CUDA_ALLOC_CONF",
+            None,
+        ),
+        (
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:False", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
             False,
             False,
             "PYTORCH_ALLOC_CONF",

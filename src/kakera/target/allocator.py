@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from kakera.target.wsl import under_wsl
 
-VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # torch's own, the first that is set
-_CHOSEN = re.compile(r"expandable_segments\s*:\s*(true|false)", re.IGNORECASE)
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch's own; of two the first counts (seen in 2.13)
+_CHOSEN = re.compile(r"expandable_segments\s*:\s*(True|False)")  # torch takes no other spelling
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Segments:
 
 def torch_segments(environ: Mapping[str, str] = os.environ, wsl: bool | None = None) -> Segments:
     """A user who has chosen is left alone, and so is the rest of what a variable says. `wsl` None: as this machine."""
-    name = next((name for name in VARIABLES if environ.get(name)), None)
-    said = environ[name] if name else ""
-    if name and (chosen := _CHOSEN.findall(said)):
-        return Segments(chosen[-1].lower() == "true", name, "the environment says so")
+    said = {name: environ[name] for name in VARIABLES if environ.get(name)}
+    for name, words in said.items():
+        if chosen := _CHOSEN.findall(words):
+            return Segments(chosen[-1] == "True", name, "the environment says so")
     if under_wsl() if wsl is None else wsl:
         return Segments(False, "kakera", "under WSL2 it is blamed for memory that the driver refuses")
     why = "segments that grow leave no gaps that a plan would have to hold"
-    return Segments(True, "kakera", why, ",".join(filter(None, (said, "expandable_segments:True"))))
+    return Segments(True, "kakera", why, ",".join([*list(said.values())[:1], "expandable_segments:True"]))
 
 
 def maps_pages(wsl: bool | None = None) -> bool:
