@@ -131,10 +131,12 @@ def lend(world: World, sixteenths: int, finish_copies) -> None:
     """So much of pages and slots stays; what the others held is spoiled, once all that is queued has run."""
     scheduler = world.engine.scheduler
     pages, slots = (max(1, count * sixteenths // 16) for count in (scheduler.limits.pages, scheduler.limits.slots))
-    world.runner.execute(scheduler.resize(pages, slots))
+    scheduler.admit_up_to(slots)
+    there, plan = scheduler.resize(pages)
+    world.runner.execute(plan)
     finish_copies()
     for tensor in world.runner.kv.store.page_tensors():
-        tensor[:, scheduler.cache.device.count :] = float("nan") if tensor.is_floating_point() else 0xFF
+        tensor[:, there:] = float("nan") if tensor.is_floating_point() else 0xFF
 
 
 def read(world: World, count: int) -> None:
@@ -158,7 +160,7 @@ def build(tiny_model, **size) -> World:
     with torch.inference_mode():
         world.runner.model.weights.embedding.rows_VH[POISON] = float("nan")
     scheduler = world.engine.scheduler
-    scheduler.limits = scheduler.admission.limits = replace(scheduler.limits, saves=2)
+    scheduler.limits = scheduler.admission.limits = replace(scheduler.limits, saves=2, room=70)
     execute = world.runner.execute
     world.runner.execute = lambda *step: replace(execute(*step), seconds=0.01)  # type: ignore[method-assign]
     return world

@@ -114,10 +114,13 @@ class Driver:
 
     def resize(self, pages: int, slots: int) -> int:
         """Pages that stay in use. What the others held is lost, as it is when a card's memory goes back."""
-        self.runner.execute(self.scheduler.resize(pages, slots))
+        self.scheduler.admit_up_to(slots)
+        there, plan = self.scheduler.resize(pages)
+        self.runner.execute(plan)
         check_integrity(self.cache)
-        there = self.cache.device.count
-        assert pages <= there and all(page < there for page in self.cache.device.held)
+        assert (
+            there == self.cache.device.count and pages <= there and all(page < there for page in self.cache.device.held)
+        )
         self.runner.pages = {page: held for page, held in self.runner.pages.items() if page < there}
         return there
 

@@ -272,10 +272,12 @@ class PrefixCache:
         self.gains += 1
         return Flushed(pages, len(loose), bytes_before - self.host.used)
 
-    def resize(self, pages: int) -> int:
-        """Use the device's first `pages` pages from now on, or as few more as running requests hold; returns how many.
-        Cached ones make way, the coldest first, to the host if they can; who lies behind moves to the front."""
-        count = max(pages, len(self.device.held) - self.tree.unlocked)
+    def resize(self, pages: int, room: int = 0) -> int:
+        """Use the device's first `pages` pages from now on, or as few more as running requests hold, with `room` more
+        if there are; returns how many. Cached ones make way, the coldest first, to the host if they can; who lies
+        behind moves to the front."""
+        held = len(self.device.held) - self.tree.unlocked
+        count = max(pages, min(held + room, self.device.count))
         self._residency.free_device(self.device.count - count)
         if moved := self.device.resize(count):
             for node in self.tree.nodes():

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kakera.errors import KakeraError
 from kakera.ops.virtual_memory import Mapper, VirtualMemory
 from kakera.plan.page_pool import PoolPart, PoolShape
 
@@ -28,7 +27,7 @@ class PagePool:
         if mapper is not None:
             try:
                 self._mapper = mapper(device)
-            except (KakeraError, RuntimeError) as error:  # the bindings' own, where an old driver lacks a call
+            except Exception as error:  # whatever it is (an old driver or old bindings): the engine serves without
                 _say_plain(error)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -37,11 +36,12 @@ class PagePool:
         if self._mapper is not None and part.bytes:
             try:
                 memory = VirtualMemory(part.bytes, part.chunk, self._mapper)
-            except KakeraError as error:
+                tensor = memory.tensor().view(dtype).view(shape)
+            except Exception as error:  # as above
                 _say_plain(error)
             else:
                 self._mapped.append((part, memory))
-                return memory.tensor().view(dtype).view(shape)
+                return tensor
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     @property

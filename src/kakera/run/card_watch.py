@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from kakera.contract.grid import PAGE
 from kakera.run.interface import Runner
-from kakera.schedule.lending import InUse, LendingRule, Reading
+from kakera.schedule.lending import LendingRule, Reading
 from kakera.schedule.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -40,20 +40,19 @@ class CardWatch:
         if at - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = at
-        reading = Reading(self._free(), at)
-        before, wanted = self._now, self._rule.decide(self._now, reading)
-        if (wanted.pages, wanted.slots) == (before.pages, before.slots):
-            self._now = wanted
+        reading, before = Reading(self._free(), at), self._now.pages
+        self._now = wanted = self._rule.decide(self._now, reading)
+        if wanted.pages == before:
             return
-        pages = wanted.pages if wanted.pages <= before.pages else max(before.pages, self._hold(wanted.pages))
-        slots = self._rule.slots_for(pages)
-        runner.execute(scheduler.resize(pages, slots))
-        there = scheduler.cache.device.count  # more than wanted if running requests hold them
-        if there < before.pages:
+        pages = wanted.pages if wanted.pages < before else max(before, self._hold(wanted.pages))
+        there, plan = scheduler.resize(pages)  # more than wanted if running requests hold them
+        runner.execute(plan)
+        if there < before:
             self._hold(there)
-        self._now = InUse(there, slots)
-        if there != before.pages:
-            self._say(before.pages, reading.free)
+        self._now = self._rule.using(there)
+        scheduler.admit_up_to(self._now.slots)
+        if there != before:
+            self._say(before, reading.free)
 
     def _say(self, before: int, free: int) -> None:
         pool, there = self._rule.pool, self._now.pages

@@ -44,11 +44,11 @@ class LendingRule:
 
     @property
     def whole(self) -> InUse:
-        return InUse(self.pool.pages, self.slots)
+        return self.using(self.pool.pages)
 
-    def slots_for(self, pages: int) -> int:
-        """In proportion: as many requests share each page as before, so that they do not drive each other out."""
-        return max(1, -(-self.slots * pages // self.pool.pages))
+    def using(self, pages: int) -> InUse:
+        """Slots in proportion: as many requests share each page as before, so that they do not drive each other out."""
+        return InUse(pages, max(1, -(-self.slots * pages // self.pool.pages)))
 
     def decide(self, now: InUse, reading: Reading) -> InUse:
         """What is to be used from now on. Fewer pages only if that frees memory."""
@@ -56,7 +56,7 @@ class LendingRule:
         if reading.free < self.margin // 2:
             missing = self.margin - reading.free
             pages = pool.most_kept(freed + missing, min(self.least, now.pages), now.pages)
-            return self._using(pages) if pool.freed(pages) > freed else replace(now, roomy_since=None)
+            return self.using(pages) if pool.freed(pages) > freed else replace(now, roomy_since=None)
         if now.pages == pool.pages:
             return now
         spare = reading.free - self.margin
@@ -64,7 +64,4 @@ class LendingRule:
         if pages < min(pool.pages, now.pages + -(-pool.pages // STEP)):
             return replace(now, roomy_since=None)
         since = reading.at if now.roomy_since is None else now.roomy_since
-        return self._using(pages) if reading.at - since >= STEADY_SECONDS else replace(now, roomy_since=since)
-
-    def _using(self, pages: int) -> InUse:
-        return InUse(pages, self.slots_for(pages))
+        return self.using(pages) if reading.at - since >= STEADY_SECONDS else replace(now, roomy_since=since)

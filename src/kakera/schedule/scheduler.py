@@ -315,13 +315,23 @@ class Scheduler:
         assert self._in_flight is None, "flush while a plan is in flight"
         return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions())
 
-    def resize(self, pages: int, slots: int) -> StepPlan:
-        """Use the device's first `pages` pages, or as few more as running requests hold, and admit while fewer than
-        `slots` requests run. The plan carries it out; it is not to be committed."""
+    def resize(self, pages: int) -> tuple[int, StepPlan]:
+        """Use the device's first `pages` pages, or as few more as running requests hold and go on in (`Limits.room`):
+        how many it are. The plan carries it out; it is not to be committed."""
         assert self._in_flight is None, "resize while a plan is in flight"
+        room = sum(self._pages_ahead(sequence) for sequence in self.running.oldest_first())
+        return self.cache.resize(pages, room), StepPlan(self._steps, self.cache.take_actions())
+
+    def _pages_ahead(self, sequence: Sequence) -> int:
+        """Pages beyond its own that a running request needs for its next `room` tokens."""
+        assert sequence.lease is not None
+        left = sequence.request.sampling.max_tokens - sequence.completion_tokens
+        end = min(len(sequence.tokens) + min(left, self.limits.room), self.limits.context)
+        return max(0, pages_for(end) - len(sequence.lease.pages))
+
+    def admit_up_to(self, slots: int) -> None:
+        """From now on nobody is admitted while so many requests run. Who runs goes on."""
         self.admission.slots = slots
-        self.cache.resize(pages)
-        return StepPlan(self._steps, self.cache.take_actions())
 
     def stats(self) -> EngineStats:
         now = self.clock()
