@@ -105,7 +105,7 @@ class Service:
         name = client_of(request.scope, self.access)
         salts = [name.encode() if self.access.cache_per_key else b"", job.salt]
         job = replace(job, client=name, salt=b"\0".join(salts) if any(salts) else b"", background=background)
-        generation = Generation(self.engine, self.model.tokenizer, job, record)
+        generation = Generation(self.engine, self.model.tokenizer, job, record, lambda: self.watch.last)
         self._generations.add(generation)
         return generation
 
