@@ -176,10 +176,16 @@ def test_a_card_keeps_at_level_1_what_it_brings_back(tiny_model, card):
     assert world.one(ask("c", PROMPT, 9)).tokens == before
 
 
-def test_a_host_without_room_refuses_level_1_and_the_engine_goes_on(tiny_model, card, monkeypatch):
+@pytest.mark.parametrize("given", [True, False], ids=["as the system says", "as it turns out"])
+def test_a_host_without_room_refuses_level_1_and_the_engine_goes_on(tiny_model, card, monkeypatch, given):
     world = World.build(tiny_model)
     sleeper_of(world)._cards = True
-    monkeypatch.setattr(asleep, "host_memory", lambda: (10**9, 10**9 - 1000))
+    monkeypatch.setattr(asleep, "host_memory", lambda: (10**9, 10**9 - 1000 if given else 0))
+
+    def none(*_):
+        raise OSError("Cannot allocate memory")
+
+    monkeypatch.setattr(host_copy.mmap, "mmap", none)
     told: dict[str, list[int]] = {"a": []}
     world.engine.submit(ask("a", PROMPT, 9))
     steps(world, told, 4)

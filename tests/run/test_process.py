@@ -110,11 +110,28 @@ async def _life(tiny_model):
         await _leaving(client)
         await _flushing(client)
         await _sweeping(client)
+        await _sleeping(client, tiny_model)
         await _killed(client)
     finally:
         await client.close()
     await client.close()
     assert not left_behind()
+
+
+async def _sleeping(client, tiny_model):
+    """One that runs stands still and goes on with the same text; told twice, in order, and shown."""
+    request = ask("sleeps", tokens_of(5, 300), 60)
+    asked = asyncio.create_task(collect(client, request))
+    await until(client, lambda stats: stats.running)
+    states = await asyncio.gather(client.sleep(1), client.sleep(2), client.wake_up(), client.wake_up(), client.sleep(1))
+    assert [state.level for state in states] == [1, 2, 0, 0, 1]
+    stats = await client.stats()
+    assert (stats.asleep, stats.running, stats.waiting, stats.idle) == (1, 0, 1, True) and not asked.done()
+    seen = stats.at
+    await until(client, lambda stats: stats.at > seen)  # it reports in its sleep
+    assert (await client.wake_up()).level == 0
+    tokens, _ = await asked
+    assert tokens == World.build(tiny_model).one(request).tokens
 
 
 async def _several_at_once(client, tiny_model):

@@ -19,7 +19,7 @@ from kakera.contract.events import SleepState
 from kakera.errors import KakeraError, RequestRefused
 from kakera.model.load import Progress
 from kakera.model.qwen3_5 import HybridModel
-from kakera.run.host_copy import HostCopy
+from kakera.run.host_copy import HostCopy, bytes_of
 from kakera.run.regions import KV, PAGES, SCRATCH, STAGING, STATES, Region, regions
 from kakera.run.step.runner import TorchRunner
 from kakera.target.as_torch import target_of
@@ -74,11 +74,10 @@ class Sleeper:
         self._runner.forget_slots()
         found = self._regions(None)
         if self._cards:  # else all that would be kept is in the host's memory already
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # what goes to the host store has arrived
             self._reserved = torch.cuda.memory_reserved()
             kept, weights = (*found[KV], *found[SCRATCH], *found[STAGING]), self._of_model(found) if level == 1 else ()
-            _check_host(sum(storage.nbytes() for storage in (*kept, *weights)))
-            self._rest, self._weights = HostCopy(kept), HostCopy(weights)
+            self._rest, self._weights = _to_host(kept), _to_host(weights)
         given = (*found[PAGES], *found[STATES])
         self._given = [(storage, storage.nbytes()) for storage in given]
         self._empty()
@@ -86,7 +85,8 @@ class Sleeper:
     def _regions(self, model: HybridModel | None) -> dict[str, Region]:
         """Of what lasts; without the graphs, which go with all that they hold."""
         runner = self._runner
-        return regions(model, runner.kv, runner.states, runner.store, (runner.tables, runner.chooser))
+        found = regions(model, runner.kv, runner.states, runner.store, (runner.tables, runner.chooser))
+        return {name: tuple(each for each in region if each.resizable()) for name, region in found.items()}
 
     def _of_model(self, others: dict[str, Region]) -> Region:
         """Weights, and scratch that hangs at them."""
@@ -118,7 +118,7 @@ class Sleeper:
             runner.put_model(self._load(progress))
         for storage, size in self._given:
             storage.resize_(size)
-            storage.fill_(0)  # what is masked is multiplied all the same, and memory of others may hold NaN
+            bytes_of(storage).zero_()  # what held weights may read as NaN, and kernels may multiply what they mask
         self._rest.bring_back()
         self._weights.bring_back()
         if runner.graphs is not None:
@@ -158,12 +158,16 @@ def files_of(directory: Path) -> Files:
     return tuple((path.name, (status := path.stat()).st_size, status.st_mtime_ns) for path in paths)
 
 
-def _check_host(needed: int) -> None:
-    total, used = host_memory()
-    if needed > total - used:
+def _to_host(storages: Region) -> HostCopy:
+    needed, (total, used) = sum(storage.nbytes() for storage in storages), host_memory()
+    try:
+        if needed > total - used:
+            raise MemoryError
+        return HostCopy(storages)
+    except (OSError, MemoryError):
         raise RequestRefused(
-            f"level 1 keeps {needed / 1e9:.2f} GB in host memory and {(total - used) / 1e9:.2f} GB are free; level 2 "
+            f"level 1 takes {needed / 1e9:.2f} GB of host memory and {(total - used) / 1e9:.2f} GB are free; level 2 "
             "keeps no weights and reads them again",
             status=503,
             code="no_host_memory",
-        )
+        ) from None

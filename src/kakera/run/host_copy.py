@@ -56,6 +56,8 @@ class HostCopy:
 
     def _copy(self, to_host: bool) -> None:
         pieces = self._pieces()
+        if pieces and pieces[0][1].is_cuda:
+            torch.cuda.synchronize()  # memory that was just given may still be in use by what was queued before
         with ThreadPoolExecutor(LANES) as lanes:
             list(lanes.map(_copy_lane, [pieces[i::LANES] for i in range(LANES)], [to_host] * LANES))
 
@@ -64,11 +66,14 @@ class HostCopy:
         found = []
         for storage, begin, size in self._places:
             for start in range(0, size, PIECE):
-                count = min(PIECE, size - start)
-                device_B = torch.empty(0, dtype=torch.uint8, device=storage.device)
-                device_B.set_(storage, start, (count,), (1,))
-                found.append((self._memory_B[begin + start : begin + start + count], device_B))
+                host_B = self._memory_B[begin + start : begin + min(size, start + PIECE)]
+                found.append((host_B, bytes_of(storage)[start : start + PIECE]))
         return found
+
+
+def bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    """A view."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 @torch.inference_mode()
