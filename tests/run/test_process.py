@@ -221,13 +221,17 @@ async def _sweeping(client):
 
 
 async def _killed(client):
+    """In its sleep, too: who is kept hears of it."""
+    kept = asyncio.create_task(collect(client, ask("kept", tokens_of(9, 50), 1900)))
+    await until(client, lambda stats: stats.running)
+    assert (await client.sleep(1)).level == 1
     waiting = [asyncio.create_task(collect(client, ask(f"w{i}", tokens_of(i, 50), 1900))) for i in range(3)]
     await asyncio.sleep(0.2)
     os.kill(client.pid, signal.SIGKILL)
-    for outcome in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60):
+    for outcome in await asyncio.wait_for(asyncio.gather(kept, *waiting, return_exceptions=True), 60):
         assert isinstance(outcome, EngineDied) and "-9" in str(outcome) and outcome.exit_status == 70
     assert await asyncio.wait_for(client.died(), 60) == -signal.SIGKILL
-    for call in (client.stats(), collect(client, ask("late", tokens_of(1, 5)))):
+    for call in (client.stats(), client.wake_up(), collect(client, ask("late", tokens_of(1, 5)))):
         with pytest.raises(EngineDied):
             await call
 
