@@ -30,7 +30,6 @@ from kakera.target.devices import device_bytes_used
 
 ANSWER_TOKENS = 16
 SAMPLE_CHARS = 2000
-FILLED = 0.96  # of the context: the density of the text varies
 # Of level 1, on an H200 with a 27B at 190,000 tokens; of level 2 nothing is promised but that it goes on.
 MOST_SLEEP_SECONDS, MOST_LEFT_BYTES, MOST_FIRST_TOKEN_SECONDS, LEAST_CACHED = 2.0, 0.9e9, 3.0, 0.95
 
@@ -78,8 +77,8 @@ async def measure(url: str, others: int, tokens: int | None, tell: Callable[[str
         prose = Prose()
         sample = prose.text[:SAMPLE_CHARS]
         prose.calibrate(sample, (await client.complete(sample, 1)).prompt_tokens)
-        context = (await client.status())["context"]
-        said = prose.take(tokens or int(context * FILLED) - 4 * ANSWER_TOKENS)
+        most = (await client.status())["context"] - 4 * ANSWER_TOKENS
+        said = await _fitting(client, prose.take(min(tokens or most, most)), most)
         tell("filling a conversation")
         turn = said + (await client.complete(said, ANSWER_TOKENS)).text
         await client.complete(turn, ANSWER_TOKENS)
@@ -106,6 +105,17 @@ async def measure(url: str, others: int, tokens: int | None, tell: Callable[[str
                 )
             )
     return again.ttft, naps
+
+
+async def _fitting(client: Client, text: str, tokens: int) -> str:
+    """So much of the text that it has no more tokens: its density varies."""
+    while True:
+        status, body = await client.send("/tokenize", {"prompt": text})
+        if status != 200:
+            raise KakeraError(f"/tokenize: HTTP {status}: {body[:300]}")
+        if (count := json.loads(body)["count"]) <= tokens:
+            return text
+        text = text[: int(0.99 * len(text) * tokens / count)]
 
 
 async def _told(client: Client, path: str) -> tuple[float, dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import weakref
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +133,9 @@ def test_level_2_drops_the_model_and_reads_it_again(tiny_model, tmp_path):
     directory = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     world = World(build_engine(directory, tiny_plan(directory)))
     before, read = world.one(ask("a", PROMPT, 9)).tokens, []
+    model = weakref.ref(world.runner.model)
     world.engine.sleep(2)
+    assert model() is None, "somebody holds the model, so its memory is not free"
     with pytest.raises(RuntimeError, match="dropped"):
         _ = world.runner.model
     weights = directory / "model.safetensors"
