@@ -27,6 +27,7 @@ from kakera.model.state import StatePool
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
+from kakera.run.asleep import Sleeper
 from kakera.run.choose.chooser import Chooser
 from kakera.run.engine import LocalEngine
 from kakera.run.process.starting import Tell
@@ -96,7 +97,8 @@ def build_engine(
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     on_host = plan.embedding == "host"
     told = partial(tell, LOADING)
-    model = HybridModel.load(directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host)
+    load = partial(HybridModel.load, directory, dtype, device, escha_bias=escha_bias, embedding_on_host=on_host)
+    model = load(told)
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
@@ -107,7 +109,7 @@ def build_engine(
     tables = PageTables(plan.slots, pages_for(plan.context), device)
     graphs = None
     if model.capturable and kv.backend.capturable:  # all of a decode step is kernels
-        graphs = DecodeGraphs(model, kv, states, tables)
+        graphs = DecodeGraphs(kv, states, tables)
     store: Store = HostStore(shape, kv.store, states)
     if segments is not None and plan.staged is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
@@ -122,7 +124,7 @@ def build_engine(
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):
             log.warning(line)
-    return LocalEngine(scheduler_for(plan, records), runner)
+    return LocalEngine(scheduler_for(plan, records), runner, Sleeper(runner, directory, load))
 
 
 def take_memory(plan: Plan) -> None:

@@ -304,6 +304,15 @@ class Scheduler:
         assert self._in_flight is None, "flush while a plan is in flight"
         return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions())
 
+    def suspend(self) -> StepPlan:
+        """Everybody who runs goes back to the queue, and the device holds nothing any more: states and pages are in the
+        host store. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "suspend while a plan is in flight"
+        for sequence in reversed(self.running.oldest_first()):
+            self._preempt(sequence)
+        self.cache.demote()
+        return StepPlan(self._steps, self.cache.take_actions())
+
     def stats(self) -> EngineStats:
         now = self.clock()
         return EngineStats(
