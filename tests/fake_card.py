@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ class FakeMapper:
         return sum(self.mapped.values())
 
     def reserve(self, size: int) -> int:
-        memory = torch.full((size,), SPOILED, dtype=torch.uint8)
+        memory = torch.from_numpy(np.full(size, SPOILED, np.uint8))  # whose storage can not be resized, as mapped ones
         self.reserved[memory.data_ptr()] = memory
         return memory.data_ptr()
 
@@ -35,11 +36,15 @@ class FakeMapper:
         if self.used + size > self.room:
             raise KakeraError("out of memory")
         self.mapped[address] = size
+        self._fill(address, size, 0)
 
     def unmap(self, address: int, size: int) -> None:
         assert self.mapped.pop(address) == size
+        self._fill(address, size, SPOILED)
+
+    def _fill(self, address: int, size: int, value: int) -> None:
         base = max(start for start in self.reserved if start <= address)
-        self.reserved[base][address - base : address - base + size] = SPOILED
+        self.reserved[base][address - base : address - base + size] = value
 
     def release(self, address: int, size: int) -> None:
         del self.reserved[address]

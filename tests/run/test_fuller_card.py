@@ -10,6 +10,7 @@ import pytest
 from run_world import World, ask, tokens_of
 
 from fake_card import FakeCard
+from kakera.errors import RequestRefused
 from kakera.run import build, card_watch
 from kakera.run.generate import generate
 
@@ -117,3 +118,34 @@ def test_looks_are_seldom_and_a_driver_that_has_no_more_is_asked_again(tiny_mode
         card.seconds += 1.0
         world.engine.step()
     assert world.engine.stats().pages_lent == world.engine.stats().slots_lent == 0
+
+
+@pytest.mark.parametrize("lent", [False, True])
+def test_an_engine_that_sleeps_has_no_pages_and_wakes_with_those_that_it_had(tiny_model, card, lent):
+    world = build_world(tiny_model, card)
+    prompt = tokens_of(1, 400)
+    cold = world.one(ask("cold", prompt, boundaries=(384,)))
+    card.others = 10 * card.margin if lent else 0
+    world.engine.step()
+    before, pages = card.used, world.engine.stats().pages_lent
+    assert (pages == 56) is lent
+    world.engine.sleep(2)
+    assert card.used == 0
+    for _ in range(30):
+        card.seconds += 1.0
+        world.engine.step()
+    assert card.used == 0, "asleep nobody takes pages back"
+    room, card.room = card.room, card.granularity
+    with pytest.raises(RequestRefused, match="no room for the KV pages"):
+        world.engine.wake_up()
+    assert card.used == 0 and world.engine.asleep
+    card.room = room
+    world.engine.wake_up()
+    assert card.used == before and world.engine.stats().pages_lent == pages
+    warm = world.one(ask("warm", prompt, boundaries=(384,)))
+    assert warm.tokens == cold.tokens and warm.finished.usage.cached_tokens == 384
+    card.others = 0
+    for _ in range(30):
+        card.seconds += 1.0
+        world.engine.step()
+    world.check_idle()

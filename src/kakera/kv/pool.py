@@ -22,6 +22,7 @@ class PagePool:
 
     def __init__(self, pages: int, device: torch.device, mapper: MakeMapper | None = None):
         self.pages, self.device = pages, device
+        self.held = pages  # from the first on: those that have memory
         self._mapped: list[tuple[PoolPart, VirtualMemory]] = []
         self._mapper: Mapper | None = None
         if mapper is not None:
@@ -55,12 +56,14 @@ class PagePool:
 
     def hold(self, pages: int) -> int:
         """Give back the memory behind the first `pages` pages, or take it again; returns how many pages have theirs
-        then, which are fewer only where the driver has no more. Nothing may use the others; what they held is lost."""
+        then, which are fewer only where the driver has no more. Nothing may use the others. What they held is lost:
+        pages that come back are zeros."""
         held = [self._hold(part, memory, pages) for part, memory in self._mapped]
         there = min(held, default=pages)
         if there < pages:
             for part, memory in self._mapped:
                 self._hold(part, memory, there)
+        self.held = there
         return there
 
     def _hold(self, part: PoolPart, memory: VirtualMemory, pages: int) -> int:

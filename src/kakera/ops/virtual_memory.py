@@ -24,7 +24,7 @@ class Mapper(Protocol):
         ...
 
     def map(self, address: int, size: int) -> None:
-        """Put fresh memory behind addresses that have none."""
+        """Put memory behind addresses that have none, all zeros: what is masked must not read as NaN."""
         ...
 
     def unmap(self, address: int, size: int) -> None:
@@ -141,9 +141,11 @@ class CudaMapper:
             self._call(self._driver.cuMemRelease(handle))  # the mapping keeps the memory, and its end frees it
         try:
             self._call(self._driver.cuMemSetAccess(address, size, [self._access], 1))
+            self._call(self._driver.cuMemsetD8(address, 0, size))
         except KakeraError:
             self._call(self._driver.cuMemUnmap(address, size))
             raise
+        torch.cuda.synchronize(self._index)
 
     def unmap(self, address: int, size: int) -> None:
         torch.cuda.synchronize(self._index)

@@ -39,6 +39,8 @@ class PoolPart:
 
     def behind(self, kept: int) -> list[tuple[int, int]]:
         """Runs of chunks, (first, behind the last), that hold nothing of any layer's first `kept` pages."""
+        if kept == 0:
+            return [(0, self.chunks)]
         layer = self.pages * self.page_bytes
         found = []
         for begin in range(0, self.bytes, layer):

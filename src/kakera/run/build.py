@@ -30,6 +30,7 @@ from kakera.plan.page_pool import PoolShape
 from kakera.plan.plan import Plan
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
+from kakera.run.asleep import Sleeper
 from kakera.run.card_watch import CardWatch
 from kakera.run.choose.chooser import Chooser
 from kakera.run.engine import LocalEngine
@@ -103,7 +104,8 @@ def build_engine(
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     on_host = plan.embedding == "host"
     told = partial(tell, LOADING)
-    model = HybridModel.load(directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host)
+    load = partial(HybridModel.load, directory, dtype, device, escha_bias=escha_bias, embedding_on_host=on_host)
+    model = load(told)
     mapper = mapper_for(target)
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype, mapper)
     pool = kv.store.pool
@@ -118,7 +120,7 @@ def build_engine(
     tables = PageTables(plan.slots, pages_for(plan.context), device)
     graphs = None
     if model.capturable and kv.backend.capturable:  # all of a decode step is kernels
-        graphs = DecodeGraphs(model, kv, states, tables)
+        graphs = DecodeGraphs(kv, states, tables)
     store: Store = HostStore(shape, kv.store, states)
     if segments is not None and plan.staged is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
@@ -134,7 +136,7 @@ def build_engine(
         for line in over_plan(plan, taken_bytes() - others):
             log.warning(line)
     card = CardWatch(lending_rule(plan, pool.shape), free_bytes, pool.hold) if pool.mapped_bytes else None
-    return LocalEngine(scheduler_for(plan, records), runner, card)
+    return LocalEngine(scheduler_for(plan, records), runner, Sleeper(runner, directory, load), card)
 
 
 def mapper_for(target: Target) -> MakeMapper | None:

@@ -71,7 +71,7 @@ class TorchRunner:
         disk: DiskRecords | None = None,
     ):
         """`graphs`: for decode steps. `disk`: without it no plan names the disk."""
-        self.model = model
+        self.put_model(model)
         self.kv = kv
         self.states = states
         self.store = store
@@ -81,6 +81,16 @@ class TorchRunner:
         self.disk = disk
         self.device = states.device
         self._stops: dict[int, Tensor] = {}  # by slot, what a step left of a prompt's last hidden state (SaveSlot)
+
+    @property
+    def model(self) -> HybridModel:
+        if self._model is None:
+            raise RuntimeError("the weights were dropped: the engine sleeps")
+        return self._model
+
+    def put_model(self, model: HybridModel | None) -> None:
+        """None: nothing can be computed until there is one again."""
+        self._model = model
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
@@ -107,7 +117,13 @@ class TorchRunner:
 
     def regions(self) -> dict[str, Region]:
         """The device's memory that is held for good, by purpose."""
-        return regions(self.model, self.kv, self.states, self.store, self)
+        return regions(self._model, self.kv, self.states, self.store, self)
+
+    def forget_slots(self) -> None:
+        """What steps have left of slots beside their states; for when nobody runs."""
+        self._stops.clear()
+        for slot in range(len(self.tables.ids_SP)):
+            self.tables.forget(slot)
 
     def sweep(self) -> list[RegionRead]:
         """See Runner.sweep. Whatever goes wrong with reading alone costs nobody the engine."""

@@ -27,6 +27,7 @@ GAUGES = (
     ("waiting", "requests in the queue"),
     ("paused", "requests, running or in the queue, that wait for their clients to read"),
     ("held_back", "requests in the queue that need pages which are lent"),
+    ("asleep", "how deep the engine sleeps: 0 awake, 1 with weights in host memory, 2 without weights"),
     ("pages_free", "KV pages of 64 tokens that a request can have now, those with a cached prefix included"),
     ("pages_cached", "KV pages of 64 tokens that hold a reusable prefix and no request uses"),
     ("pages_total", "KV pages of 64 tokens"),

@@ -36,6 +36,8 @@ def status_routes(
         lent = lent_line(plan, stats) if plan else None
         warnings = [line for line in (*(bar.warning for bar in memory), lent) if line]
         warnings += spill.warnings if spill else []
+        if service.sleep.closed:
+            warnings.append(service.sleep.text)
         if service.watch.stalled_for > service.watch.stall_seconds:
             warnings.append(service.watch.stall_text())
         return {
