@@ -68,7 +68,7 @@ def test_what_is_lent_is_said_with_its_size_and_who_waits():
     lent = replace(stats, pages_lent=plan.pages - 256, pages_free=256, held_back=2)
     size = f"{(plan.pages - 256) * plan.page_bytes / GB:.2f} GB"
     line = lent_line(plan, lent)
-    assert size in line and "up to 16,384 tokens run, longer ones wait; 2 such" in line
+    assert size in line and "under 16,384 tokens run, longer ones wait; 2 such" in line
     gpu, _ = bars(plan, lent, Reading(32 * GB, GB, 0, (card(GB),)))
     assert all(used == 0 for row, used in gpu.rows if row.meter == "pages")
 

@@ -60,7 +60,7 @@ class CardWatch:
         if there < before:
             log.warning(
                 "others need the card's memory (%.2f GB were free, %.2f are to be): %d of %d KV pages, %.2f GB, are "
-                "given back until it is free again; requests of up to %d tokens run, longer ones wait",
+                "given back until it is free again; requests under %d tokens run, longer ones wait",
                 *(free / 1e9, self._rule.margin / 1e9, pool.pages - there, pool.pages, lent / 1e9, there * PAGE),
             )
         elif there == pool.pages:

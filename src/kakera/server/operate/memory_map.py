@@ -79,7 +79,7 @@ def lent_line(plan: Plan, stats: EngineStats) -> str | None:
     waits = f"; {stats.held_back} such wait now" if stats.held_back else ""
     return (
         f"other programs need the card's memory: {size:.2f} GB of KV pages are given back until it is free again. "
-        f"Requests of up to {there * PAGE:,} tokens run, longer ones wait{waits}"
+        f"Requests under {there * PAGE:,} tokens run, longer ones wait{waits}"
     )
 
 
