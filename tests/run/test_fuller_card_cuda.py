@@ -146,3 +146,16 @@ def test_moved_pages_are_the_same_beside_copies_to_the_host():
     engine.runner.execute(StepPlan(0, (demote, move)))
     found = store.read_pages(range(8, 40))
     assert all(torch.equal(new, old[:, 8:40]) for new, old in zip(found, held, strict=True))
+
+
+def test_pages_go_with_a_sleep_and_come_back():
+    engine = build_engine(DATA / "mini", plan_for(DATA / "mini", replace(WISHES, pool=2**19)))
+    pool, before = engine.runner.kv.store.pool, answers(engine, prompts(2))
+    whole, full = pool.mapped_bytes, free()
+    engine.sleep(1)
+    assert pool.mapped_bytes == 0 and free() - full >= whole
+    began = time.perf_counter()
+    engine.wake_up()
+    print(f"{whole / 1e6:.0f} MB of pages among what came back in {time.perf_counter() - began:.2f} s")
+    assert pool.mapped_bytes == whole
+    assert equal_texts(answers(engine, prompts(2), prefix="awake"), before) == 2
