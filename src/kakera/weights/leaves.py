@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kakera.arch.tensors import Cut
 from kakera.errors import CheckpointError
 from kakera.weights.files import StoredTensor
 
@@ -51,14 +52,16 @@ class Leaves:
         device: str | torch.device = "cpu",
         *,
         stored_as: Collection[torch.dtype] | None = None,
+        cut: Cut | None = None,
     ) -> Tensor:
-        """The tensor, converted to `dtype`. Raises CheckpointError if its shape or stored dtype is another one."""
+        """The tensor, or a rank's part of it, converted to `dtype`. Raises CheckpointError if the shape of the whole or
+        the stored dtype is another one."""
         stored = self[leaf]
         if stored.shape != shape:
             raise CheckpointError(f"{stored} has shape {list(stored.shape)}, the model needs {list(shape)}")
         if stored_as is not None and stored.torch_dtype not in stored_as:
             raise CheckpointError(f"{stored} is stored as {stored.dtype}, expected {_words(stored_as)}")
-        return stored.read(dtype, device)
+        return stored.read(dtype, device, cut)
 
     def refuse_unknown(self, known: Collection[str], prefix: str = "") -> None:
         """Raise on a leaf that this version does not understand: guessing would give wrong weights silently."""
