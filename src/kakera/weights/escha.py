@@ -11,7 +11,7 @@ from torch import Tensor
 from kakera.arch.tensors import Cut
 from kakera.errors import CheckpointError
 from kakera.ops.codec.coded import CodedLinear
-from kakera.weights.exl3 import Cuts, code_bits, coded_shape
+from kakera.weights.exl3 import code_bits, coded_shape
 from kakera.weights.leaves import Leaves
 
 MARK = "escha_code"
@@ -35,10 +35,9 @@ def read_coded(
     if bits not in BITS:
         raise CheckpointError(f"{leaves[MARK]} has {bits:g} bits a weight; Escha files have 2 or 3")
     _check_config(leaves, int(bits), out_channels, in_channels)
-    cuts = Cuts.of(cut, leaves[MARK])
-    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,), cut=cuts.code)
-    rin = _folded(leaves, ("escha_rin", "escha_s_in"), in_channels, device, cuts.inputs)
-    rout = _folded(leaves, ("escha_rout", "escha_s_out"), out_channels, device, cuts.outputs)
+    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,), cut=cut)
+    rin = _folded(leaves, ("escha_rin", "escha_s_in"), in_channels, device, cut)
+    rout = _folded(leaves, ("escha_rout", "escha_s_out"), out_channels, device, cut)
     return CodedLinear(code, rin, rout, "mcg")
 
 

@@ -6,17 +6,13 @@ each. Older files store bare signs `su`, `sv`: one bit a channel, packed in int1
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from kakera.arch.stored import TensorHeader
-from kakera.arch.tensors import BLOCK, Cut
+from kakera.arch.tensors import Cut
 from kakera.errors import CheckpointError
 from kakera.ops.codec import codebook
 from kakera.ops.codec.coded import CodedLinear
-from kakera.weights.files import part_of
 from kakera.weights.leaves import Leaves
 
 MARK = "trellis"
@@ -25,7 +21,6 @@ LEAVES = (MARK, "suh", "svh", "su", "sv", *FLAGS, "bias")
 SCALE_DTYPES = (torch.float16, torch.float32)
 FLAG_DTYPES = (torch.int32, torch.int64)
 BARE_FLAGS = (0, 1)  # no multiplier of any codebook: only there
-TILE = 16  # channels on a side of a tile of codes
 RATES, HALF_RATES = range(1, 9), (1.5, 2.5, 3.5)
 
 
@@ -52,42 +47,15 @@ def code_bits(leaves: Leaves, leaf: str, out_channels: int, in_channels: int) ->
     return stored.shape[2] / 16
 
 
-@dataclass(frozen=True)
-class Cuts:
-    """A rank's part of a coded linear: of its code [I/16, O/16, 16K], and of the scales of both sides."""
-
-    code: Cut | None
-    inputs: Cut | None
-    outputs: Cut | None
-
-    @staticmethod
-    def of(cut: Cut | None, stored: TensorHeader) -> Cuts:
-        """`cut`: of the weight [O, I]. The transforms on both sides mix runs of 128 channels, so only whole ones can be
-        had. Raises CheckpointError for others."""
-        if cut is None:
-            return Cuts(None, None, None)
-        try:
-            cut.runs(BLOCK, 0)
-        except ValueError as error:
-            raise CheckpointError(
-                f"{stored} is coded in runs of {BLOCK} channels and can not be cut between cards: {error}; run this "
-                "model on fewer cards"
-            ) from None
-        vector = Cut(0, cut.ranges)
-        outputs = cut.axis == 0
-        return Cuts(cut.runs(TILE, int(outputs)), None if outputs else vector, vector if outputs else None)
-
-
 def read_coded(
     leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device, cut: Cut | None = None
 ) -> CodedLinear:
-    """The linear as it is coded, or a rank's part of it. Signs of 16 channels in a word are cut when they are apart."""
+    """The linear as it is coded, or a rank's part of it."""
     _checked(leaves)
     code_bits(leaves, MARK, out_channels, in_channels)
-    cuts = Cuts.of(cut, leaves[MARK])
-    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,), cut=cuts.code)
-    in_scale = _scale(leaves, "suh", "su", in_channels, device, cuts.inputs)
-    out_scale = _scale(leaves, "svh", "sv", out_channels, device, cuts.outputs)
+    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,), cut=cut)
+    in_scale = _scale(leaves, "suh", "su", in_channels, device, cut)
+    out_scale = _scale(leaves, "svh", "sv", out_channels, device, cut)
     name = _codebook(leaves)
     _check_multiplier(leaves, name)
     return CodedLinear(code, in_scale, out_scale, name)
@@ -133,10 +101,9 @@ def _scale(
 ) -> Tensor:
     if scales in leaves or signs not in leaves:
         return leaves.read(scales, (channels,), torch.float32, device, stored_as=SCALE_DTYPES, cut=cut)
-    packed = leaves.read(signs, (channels // 16,), torch.int32, device, stored_as=(torch.int16,))
+    packed = leaves.read(signs, (channels // 16,), torch.int32, device, stored_as=(torch.int16,), cut=cut)
     bits = (packed[:, None] >> torch.arange(16, device=packed.device)) & 1
-    scale = (1 - 2 * bits).flatten().float()
-    return scale if cut is None else part_of(scale, cut)
+    return (1 - 2 * bits).flatten().float()
 
 
 def read(

@@ -27,9 +27,9 @@ def read_rows(
 ) -> tuple[Tensor, Tensor]:
     """Codes int8 [O, I] and scales fp16 [O] as stored, or a rank's part of them: every part of a row has its scale."""
     leaves.refuse_unknown(LEAVES)
-    floats, of_scale = (torch.float16, torch.float32), cut if cut is not None and cut.axis == 0 else None
+    floats = (torch.float16, torch.float32)
     q_OI = leaves.read(MARK, (out_channels, in_channels), None, device, stored_as=(torch.int8,), cut=cut)
-    scale_O = leaves.read(SCALE, (out_channels,), torch.float16, device, stored_as=floats, cut=of_scale)
+    scale_O = leaves.read(SCALE, (out_channels,), torch.float16, device, stored_as=floats, cut=cut)
     return q_OI, scale_O
 
 
