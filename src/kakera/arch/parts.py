@@ -42,6 +42,11 @@ def leaf_cut(cut: Cut | None, leaf: str) -> Cut | None:
     return cut.runs(known.step, known.axes.index(cut.axis))
 
 
+def of_first(axis: int | None, leaf: str) -> bool:
+    """Whether rank 0 alone holds the leaf of a weight that is cut along `axis`: outputs are summed, a bias once."""
+    return leaf == "bias" and axis == 1
+
+
 def leaf_shard(shard: Shard, leaf: str) -> Shard:
     """How ranks share the leaf's bytes."""
     return shard if shard.axis in LEAVES.get(leaf, ITSELF).axes else WHOLE

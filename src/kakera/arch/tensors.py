@@ -77,12 +77,16 @@ class Shard:
             yield start + rank * units // ranks * width, start + (rank + 1) * units // ranks * width
             start += units * width
 
-    def largest(self, ranks: int) -> Fraction:
-        """The largest part of the whole that one of the ranks holds."""
+    def share(self, rank: int, ranks: int) -> Fraction:
+        """The part of the whole that a rank holds."""
         if self.axis is None or ranks == 1:
             return Fraction(1)
         whole = sum(units * width for units, width in self.ranges)
-        return max(Fraction(sum(end - begin for begin, end in self.parts(r, ranks)), whole) for r in range(ranks))
+        return Fraction(sum(end - begin for begin, end in self.parts(rank, ranks)), whole)
+
+    def largest(self, ranks: int) -> Fraction:
+        """The largest part of the whole that one of the ranks holds."""
+        return max(self.share(rank, ranks) for rank in range(ranks))
 
     def cut(self, rank: int, ranks: int) -> Cut | None:
         """What a rank holds; None: all of it. Raises ValueError if so many ranks can not share it."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kakera.arch.formats import refuse_tensors
+from kakera.arch.parts import of_first
 from kakera.arch.registry import load_spec
 from kakera.arch.shard import can_share, of_rank
 from kakera.arch.spec import ModelSpec
@@ -143,8 +144,8 @@ class Checkpoint:
         if "bias" not in leaves or (escha.MARK in leaves and not self._escha_bias):
             return None
         cut = self.part(name)
-        if cut is not None and cut.axis > 0:
-            return None if self._rank else leaves.read("bias", (out_channels,), dtype, device)
+        if self._rank and cut is not None and of_first(cut.axis, "bias"):
+            return None
         return leaves.read("bias", (out_channels,), dtype, device, cut=cut)
 
     def tensor(
