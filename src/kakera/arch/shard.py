@@ -26,9 +26,14 @@ def of_rank(spec: ModelSpec, rank: int, ranks: int) -> ModelSpec:
         return spec
     if not can_share(spec, ranks):
         raise ValueError(f"{ranks} ranks can not share this model evenly")
-    rows = (rank + 1) * spec.vocab // ranks - rank * spec.vocab // ranks
+    (rows,) = by_rows(0, spec.vocab).shape((spec.vocab,), rank, ranks)
     draft = spec.draft and replace(spec.draft, layers=_layers(spec.draft.layers, rank, ranks))
     return replace(spec, vocab=rows, layers=_layers(spec.layers, rank, ranks), draft=draft)
+
+
+def vocabulary(spec: ModelSpec, ranks: int) -> tuple[range, ...]:
+    """Token ids whose rows of embedding and head each rank holds."""
+    return tuple(range(*part) for rank in range(ranks) for part in by_rows(0, spec.vocab).parts(rank, ranks))
 
 
 def _layers(layers: tuple[Layer, ...], rank: int, ranks: int) -> tuple[Layer, ...]:
