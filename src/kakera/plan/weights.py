@@ -88,9 +88,9 @@ class WeightBytes:
         return replace(self, coded=self.coded - self.embedding, embedding=0)
 
     def on_device(self, target: Target, ranks: int) -> int:
-        """Bytes on one device. A CPU is one rank."""
+        """Bytes on one device. On a CPU all ranks are, and each has the vectors, twice as wide as stored at most."""
         if target.one_memory:
-            return self.decoded
+            return self.decoded + 2 * (ranks - 1) * self.replicated
         return self.replicated + -(-(self.coded - self.replicated) // ranks)
 
     def read_per_token(self, target: Target, ranks: int) -> int:
