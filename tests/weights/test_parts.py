@@ -5,6 +5,7 @@ In float64, because there what a cut changes and what rounding does are far apar
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def exact(coded: CodedLinear) -> Tensor:
 def shares(axis: int, blocks: list[int], order: list[int]) -> list[Cut]:
     """Runs of so many blocks of 128 channels, given to ranks as `order` says: ranges of a rank need not touch."""
     edges = [sum(blocks[:i]) * BLOCK for i in range(len(blocks) + 1)]
-    ranges = list(zip(edges, edges[1:], strict=False))
+    ranges = list(pairwise(edges))
     return [Cut(axis, tuple(r for r, of in zip(ranges, order, strict=True) if of == rank)) for rank in sorted({*order})]
 
 

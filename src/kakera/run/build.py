@@ -24,7 +24,9 @@ from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.ops.exchange import ALONE, Exchange
 from kakera.plan.plan import Plan
+from kakera.plan.share import plan_of_rank
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run.choose.chooser import Chooser
@@ -52,13 +54,13 @@ WARMING = "steps to warm up (kernels are compiled at the first start)"
 NEAR_PLAN = 0.03  # of the plan: what is taken may differ by so much
 
 
-def check_cards(plan: Plan) -> None:
-    """Raises UsageError if torch can not compute on what the plan is for: it may be made for cards elsewhere. Before
-    the first use of CUDA."""
+def check_cards(plan: Plan, ranks: int = 1) -> None:
+    """Raises UsageError if torch can not compute on what the plan is for: it may be made for cards elsewhere, or for
+    more of them than there are `ranks`. Before the first use of CUDA."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else CUDA counts by speed, the plan as NVML does
     if not is_there(plan.target):
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
-    if (cards := len(plan.device_bytes)) > 1:
+    if (cards := len(plan.device_bytes)) > ranks:
         one = f"{plan.device_bytes[0] / 1e9:.0f}GB"
         raise UsageError(
             f"the plan shares the model among {cards} cards, and kakera computes on one so far: --gpus {one}"
@@ -75,14 +77,39 @@ def build_engine(
     grammars: bool = False,
     disk: DiskCache | None = None,
 ) -> LocalEngine:
+    """A runner of `build_runner`, whose arguments these are, and what decides for it."""
+    runner = build_runner(
+        directory, plan, dtype=dtype, progress=progress, escha_bias=escha_bias, grammars=grammars, disk=disk
+    )
+    return LocalEngine(scheduler_for(plan, runner.disk), runner)
+
+
+def build_runner(
+    directory: Path,
+    plan: Plan,
+    *,
+    dtype: torch.dtype | None = None,
+    progress: Tell | None = None,
+    escha_bias: bool = False,
+    grammars: bool = False,
+    disk: DiskCache | None = None,
+    exchange: Exchange = ALONE,
+) -> TorchRunner:
     """Load the weights and allocate pages, slots and states. Raises CheckpointError, UsageError.
 
     `progress` is told how far loading and warming up have come. `escha_bias`: add the biases that Escha files carry and
     their published scores leave out. `grammars`: build now what grammars need (1.3 s for 248,320 tokens) instead of
-    with the first one, when running streams would wait for it. `disk`: keep prefixes there too.
+    with the first one, when running streams would wait for it. `disk`: keep prefixes there too. `exchange`: of a rank
+    that shares the plan with others, which build theirs at the same time; all of `plan` is that of all of them.
     """
-    check_cards(plan)
-    rotation = Rotation.load(Path(plan.rotation), plan.spec) if plan.rotation else None  # a wrong one is known at once
+    rank, ranks, whole = exchange.rank, exchange.ranks, plan
+    check_cards(whole, ranks)
+    if disk is not None and ranks > 1:
+        raise UsageError("--disk-cache: not for a model that several cards share")
+    rotation = Rotation.load(Path(whole.rotation), whole.spec) if whole.rotation else None  # a wrong one is known now
+    if rotation is not None and ranks > 1:
+        rotation = rotation.of_rank(whole.spec, rank, ranks)
+    plan = plan_of_rank(whole, rank, ranks)
     target, device = plan.target, torch.device(plan.target.kind)
     others = 0
     if target.has_cards:
@@ -96,12 +123,14 @@ def build_engine(
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     on_host = plan.embedding == "host"
     told = partial(tell, LOADING)
-    model = HybridModel.load(directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host)
+    model = HybridModel.load(
+        directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host, exchange=exchange
+    )
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
     shape = CheckpointShape(checkpoint_record(plan.spec, plan.kv.checkpoint_pages, dtypes), device)
-    compiler = Compiler(lambda: Tokenizer.load(directory), plan.spec.vocab, plan.spec.eos)
+    compiler = Compiler(lambda: Tokenizer.load(directory), whole.spec.vocab, whole.spec.eos)
     if grammars:
         compiler.prepare()
     tables = PageTables(plan.slots, pages_for(plan.context), device)
@@ -122,7 +151,7 @@ def build_engine(
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):
             log.warning(line)
-    return LocalEngine(scheduler_for(plan, records), runner)
+    return runner
 
 
 def take_memory(plan: Plan) -> None:
