@@ -36,7 +36,7 @@ def test_27b_on_two_12_gb_cards_at_its_full_context(spec_27b: ModelSpec, weights
     machine = cards(12, 12)
     plan = make_plan(spec_27b, wishes(context=262144), machine, weights_27b)
     rows = {row.name: row.bytes for row in plan.rows}
-    assert rows["weights"] == (10_152_675_712 + weights_27b.replicated) // 2
+    assert rows["weights"] == weights_27b.of_rank(0, 2)
     assert rows["KV pages, one full request"] == 262144 * 8704 // 2  # 8.5 KiB a token, half of it on a card
     assert rows["recurrent states"] == 8 * 48 * (4 * 48 * 128 * 128 + 2 * 3 * 10240) // 2
     assert rows["KV windows and sinks"] == 8 * 7 * 64 * 32768 * 2 // 2  # six ring pages and one sink a slot

@@ -61,10 +61,8 @@ class Quantization:
         """Last parts of the names that a tensor is stored under, and their bytes; a stack's matrices together. EXL3 is
         counted without the scales of its head."""
         stored = tensor.stored_as(self.method)
-        matrices, (outputs, inputs) = (
-            math.prod(tensor.shape[:-2]),
-            (tensor.shape[-2:] if len(tensor.shape) > 1 else (0, 0)),
-        )
+        matrices = math.prod(tensor.shape[:-2])
+        outputs, inputs = tensor.shape[-2:] if len(tensor.shape) > 1 else (0, 0)
         if stored == "plain":
             yield tensor.name.rpartition(".")[2] if tensor.role == "small" else "weight", Fraction(2 * tensor.count)
         elif stored == "int8":

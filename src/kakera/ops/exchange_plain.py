@@ -48,10 +48,10 @@ class PlainExchange(ABC):
     def check(self) -> None: ...
 
     def add_norm(self, x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return exchange_norm_reference(x_TH, self.everyones(_note("add_norm", delta_TH), delta_TH), scale_H, eps)
+        return exchange_norm_reference(x_TH, self.everyones(note_of("add_norm", delta_TH), delta_TH), scale_H, eps)
 
     def total(self, x_TH: Tensor) -> Tensor:
-        return total_reference(self.everyones(_note("total", x_TH), x_TH))
+        return total_reference(self.everyones(note_of("total", x_TH), x_TH))
 
     def gather(self, part_RV: Tensor, widths: Sequence[int]) -> Tensor:
         if part_RV.shape[-1] != widths[self.rank]:
@@ -66,7 +66,7 @@ class PlainExchange(ABC):
 _NOTHING = torch.empty(0)
 
 
-def _note(what: str, x: Tensor) -> str:
+def note_of(what: str, x: Tensor) -> str:
     return f"{what} of {list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
 
 
@@ -141,7 +141,9 @@ class ThreadExchange(PlainExchange):
                 if left <= 0:
                     self.abort(f"rank {sender} sent nothing to rank {self.rank}")
         if found.shape != into.shape or found.dtype != into.dtype:
-            self.abort(f"rank {sender} sent {_note('a tensor', found)}, rank {self.rank} wants {_note('one', into)}")
+            self.abort(
+                f"rank {sender} sent {note_of('a tensor', found)}, rank {self.rank} wants {note_of('one', into)}"
+            )
             self.check()
         into.copy_(found)
 

@@ -40,10 +40,11 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
         raise UsageError(
             f"--pool {wishes.pool}: must hold one request of the longest context, {wishes.context or PAGE}"
         )
-    if wishes.gpus != "auto" and not can_share(spec, len(machine.devices)):
+    if wishes.gpus != "auto" and not can_share(spec, machine.ranks):
+        kind = "cards" if machine.target.has_cards else "processes"
+        counts = ", ".join(str(n) for n in range(1, spec.kv_heads + 1) if can_share(spec, n))
         raise UsageError(
-            f"{len(machine.devices)} cards can not share {spec.kv_heads} KV heads evenly; "
-            f"this model runs on {', '.join(str(n) for n in range(1, spec.kv_heads + 1) if can_share(spec, n))} cards"
+            f"{machine.ranks} {kind} can not share {spec.kv_heads} KV heads evenly; this model runs on {counts} {kind}"
         )
 
 

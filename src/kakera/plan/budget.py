@@ -7,7 +7,7 @@ checkpoint store) is added up first; memory left over becomes more KV pages, up 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from kakera.arch.shard import of_rank
@@ -69,9 +69,10 @@ class Case:
     def __init__(self, spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes):
         self.spec, self.wishes, self.machine, self.weights = spec, wishes, machine, weights
         self.kv = kv_format(spec, wishes)
-        self.ranks = len(machine.devices)
-        self.own = of_rank(spec, self.ranks - 1, self.ranks)  # what one device computes with; none has more
+        self.ranks = machine.ranks
+        self.own = of_rank(spec, self.ranks - 1, self.ranks)  # what one rank computes with; none has more
         self.target, self.one_memory = machine.target, machine.target.one_memory
+        self.here = self.ranks if self.one_memory else 1  # ranks on a device
         self.parts = wished(weights.parts, wishes.embedding)
         self.reserve = machine.reserve if wishes.reserve is None else wishes.reserve
         smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
@@ -80,9 +81,9 @@ class Case:
         turned = wishes.rotation is not None  # whatever is in the file
         served = serves_attention(self.own.head_dim, self.own.rotary_dim, self.kv, turned, self.target.dtype)
         self.plain = self.target.has_cards and not served
-        self.live = live_state_bytes(self.own, self.target)
-        self.window = self.kv.slot_bytes(self.own)
-        self.page = self.kv.page_bytes(self.own)
+        self.live = self.here * live_state_bytes(self.own, self.target)
+        self.window = self.here * self.kv.slot_bytes(self.own)
+        self.page = self.here * self.kv.page_bytes(self.own)
         self.page_of_all, self.sink_of_all = self.kv.page_bytes(spec), self.kv.window_page_bytes(spec)
         self.scratch = cache(self._scratch)
         self.checkpoint = cache(self._checkpoint)
@@ -94,10 +95,15 @@ class Case:
     def _scratch(self, chunk: int, slots: int) -> tuple[int, int]:
         """Activations and scratch, and gaps in torch's allocator."""
         of = (self.own, self.kv, chunk, slots, self.target, self.plain)
-        return scratch_bytes(*of), gap_bytes(*of) if self.target.has_cards else 0
+        if self.here == 1:
+            return scratch_bytes(*of), gap_bytes(*of) if self.target.has_cards else 0
+        first = replace(self.own, vocab=self.spec.vocab)  # it has all logits
+        return scratch_bytes(first, *of[1:]) + (self.here - 1) * scratch_bytes(*of), 0
 
     def _checkpoint(self, state_dtype: StateDtype) -> int:
-        return checkpoint_bytes(self.spec, self.kv, state_dtype, self.target)
+        if self.here == 1:
+            return checkpoint_bytes(self.spec, self.kv, state_dtype, self.target)
+        return self.here * checkpoint_bytes(self.own, self.kv, state_dtype, self.target)  # each keeps the last hidden
 
     def _store(self, state_dtype: StateDtype, host_cache: int) -> StoreSizes:
         return StoreSizes.of(self.spec, self.kv, self.target, self.checkpoint(state_dtype), host_cache)
@@ -150,7 +156,7 @@ class _Budget:
         slots = choice.slots
         scratch, gaps = case.scratch(choice.chunk, slots)
         form = (
-            f"decoded at load, linears {CPU_LINEAR_BYTES} bytes a value"
+            f"decoded at load, linears {CPU_LINEAR_BYTES} bytes a value" + (f", in {ranks} parts" if ranks > 1 else "")
             if self.one_memory
             else "as stored" + (f", 1/{ranks} of it" if ranks > 1 else "")
         )
@@ -170,7 +176,10 @@ class _Budget:
         if self.target.has_cards:
             note = "estimate: a third of what a step allocates"
             rows.append(PlanRow("gaps in torch's allocator", "device", gaps, note))
-        overheads = self.target.overheads + (self.target.group_overheads if ranks > 1 else ())
+        overheads = self.target.overheads
+        if ranks > 1:
+            times = ranks - 1 if self.one_memory else 1
+            overheads += tuple(replace(o, bytes=times * o.bytes) for o in self.target.group_overheads)
         return (*rows, *(PlanRow(o.name, "device", o.bytes, o.note) for o in overheads))
 
     def _host_rows(self) -> tuple[PlanRow, ...]:
@@ -266,6 +275,7 @@ class _Budget:
             staged=choice.staged,
             embedding=choice.embedding,
             reserve=case.reserve,
+            ranks=case.ranks,
         )
 
 

@@ -75,11 +75,12 @@ class Plan:
     staged: int | None = None  # checkpoints on their way to the host at a time; None: stored where they are computed
     embedding: Place = "device"  # where its rows lie, if it is a table of its own
     reserve: int = 0  # bytes of each device that stay free beyond the margin
+    ranks: int = 1  # processes, each with its part of the model: a card each, or all on one CPU
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""
         return Wishes(
-            gpus="auto" if self.target.has_cards else "cpu",
+            gpus="auto" if self.target.has_cards else ",".join(["cpu"] * self.ranks),
             context=self.context,
             max_running=self.slots,
             chunk=self.chunk,

@@ -100,16 +100,17 @@ class WeightBytes:
         """What stays on cards whose embedding lies on the host. A head tied to it is none."""
         return replace(self, shares=(*self.shares, (self.rows, Fraction(-self.embedding))), embedding=0)
 
-    def of_rank(self, target: Target, rank: int, ranks: int) -> int:
-        """Bytes on the device of one of `ranks`. A CPU is one rank."""
-        if target.one_memory:
-            return self.decoded
+    def of_rank(self, rank: int, ranks: int) -> int:
+        """Bytes on the card of one of `ranks`."""
         held = math.ceil(sum(count * shard.share(rank, ranks) for shard, count in self.shares))
         return held - (self.first if rank else 0)
 
     def on_device(self, target: Target, ranks: int) -> int:
-        """Bytes on the device that holds most."""
-        return max(self.of_rank(target, rank, ranks) for rank in range(ranks))
+        """Bytes on the card that holds most. On a CPU all ranks are one device's, and each has the vectors, twice as
+        wide as stored at most."""
+        if target.one_memory:
+            return self.decoded + 2 * (ranks - 1) * self.replicated
+        return max(self.of_rank(rank, ranks) for rank in range(ranks))
 
     def read_per_token(self, target: Target, ranks: int) -> int:
         """Bytes of weights that the device that holds most reads for one decode step."""
@@ -133,9 +134,7 @@ def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) 
     found = by_tensor(spec, (tensor for tensor in tensors if spec.counts(tensor.name)))
     apart = {name: held for name, held in found.items() if name in declared and declared[name].part}
     used = [(declared.get(name), held) for name, group in found.items() if name not in apart for held in group]
-    weighed = [
-        (tensor, spec.names.canonical(held.name).rpartition(".")[2], Fraction(held.bytes)) for tensor, held in used
-    ]
+    weighed = [(tensor, held.name.rpartition(".")[2], Fraction(held.bytes)) for tensor, held in used]
     missing = dict.fromkeys(tensor.part for name, tensor in declared.items() if tensor.part and name not in apart)
     decoded, decoded_embedding = decoded_bytes(spec)
     return WeightBytes(
