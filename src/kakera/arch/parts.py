@@ -42,6 +42,11 @@ def leaf_cut(cut: Cut | None, leaf: str) -> Cut | None:
     return cut.runs(known.step, known.axes.index(cut.axis))
 
 
+def is_coded(leaf: str) -> bool:
+    """Whether runs of channels are mixed in it."""
+    return LEAVES.get(leaf, ITSELF).grid > 1
+
+
 def of_first(axis: int | None, leaf: str) -> bool:
     """Whether rank 0 alone holds the leaf of a weight that is cut along `axis`: outputs are summed, a bias once."""
     return leaf == "bias" and axis == 1

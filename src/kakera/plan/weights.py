@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from kakera.arch.formats import refuse_tensors
-from kakera.arch.parts import leaf_shard, of_first
+from kakera.arch.parts import is_coded, leaf_shard, of_first
+from kakera.arch.shard import can_share
 from kakera.arch.spec import EMBEDDING, ModelSpec
 from kakera.arch.stored import TensorHeader, read_config, stored_headers
-from kakera.arch.tensors import WHOLE, Place, Shard, Tensor, by_rows
+from kakera.arch.tensors import BLOCK, WHOLE, Place, Shard, Tensor, by_rows
 from kakera.arch.weigh import Quantization, by_tensor
 from kakera.target.target import Target
 
@@ -71,7 +72,8 @@ class Placed:
 @dataclass(frozen=True)
 class WeightBytes:
     """`shares` are what GPUs hold, the bytes of the files by how ranks share them; of them `first` are rank 0's alone.
-    `decoded` is what a CPU holds after loading. Both without `parts`.
+    `coded_shards` of what a trellis codes, which is cut on its grid only. `decoded` is what a CPU holds after loading.
+    All without `parts`.
 
     `embedding` is the row look-up, which a decode step does not read, and `rows` how ranks share it. `source` says
     where the figures come from.
@@ -79,6 +81,7 @@ class WeightBytes:
 
     shares: tuple[tuple[Shard, Fraction], ...]
     first: int
+    coded_shards: frozenset[Shard]
     decoded: int
     embedding: int
     rows: Shard
@@ -99,6 +102,13 @@ class WeightBytes:
     def without_embedding(self) -> WeightBytes:
         """What stays on cards whose embedding lies on the host. A head tied to it is none."""
         return replace(self, shares=(*self.shares, (self.rows, Fraction(-self.embedding))), embedding=0)
+
+    def sharable(self, spec: ModelSpec, ranks: int) -> bool:
+        """Whether so many ranks can share the model as it is stored."""
+        if not can_share(spec, ranks):
+            return False
+        cuts = (shard.cut(rank, ranks) for shard in self.coded_shards for rank in range(ranks))
+        return all(edge % BLOCK == 0 for cut in cuts if cut for part in cut.ranges for edge in part)
 
     def of_rank(self, rank: int, ranks: int) -> int:
         """Bytes on the card of one of `ranks`."""
@@ -151,12 +161,13 @@ def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) 
 def _shared(weighed: Iterable[tuple[Tensor | None, str, Fraction]]) -> dict[str, Any]:
     """Fields of WeightBytes from leaves and their bytes; every rank holds what nobody has declared."""
     shares: dict[Shard, Fraction] = {}
-    first = Fraction(0)
+    first, coded = Fraction(0), set()
     for tensor, leaf, count in weighed:
         shard = WHOLE if tensor is None else leaf_shard(tensor.shard, leaf)
         shares[shard] = shares.get(shard, Fraction(0)) + count
         first += count if tensor is not None and of_first(tensor.shard.axis, leaf) else 0
-    return {"shares": tuple(shares.items()), "first": math.ceil(first)}
+        coded |= {shard} if is_coded(leaf) else set()
+    return {"shares": tuple(shares.items()), "first": math.ceil(first), "coded_shards": frozenset(coded)}
 
 
 def decoded_bytes(spec: ModelSpec) -> tuple[int, int]:

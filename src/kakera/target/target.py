@@ -108,7 +108,7 @@ CUDA = Target(
         Overhead("CUDA context and modules", 640 * MIB, "estimate"),
         Overhead("CUDA graphs", 128 * MIB, "estimate"),
     ),
-    group_overheads=(Overhead("NCCL buffers", 160 * MIB, "estimate, several cards only"),),
+    group_overheads=(),
     server_host_bytes=320 * MIB,  # guesses as well: a CUDA build of torch loads far larger libraries than the CPU build
     card_host_bytes=1280 * MIB,
     staged=2,  # a step rarely saves more: end of a message and the end of the prompt
