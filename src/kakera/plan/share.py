@@ -24,4 +24,5 @@ def plan_of_rank(plan: Plan, rank: int, ranks: int) -> Plan:
         checkpoint_bytes=checkpoint_bytes(spec, plan.kv, plan.state_dtype, plan.target),
         sink_bytes=plan.kv.window_page_bytes(spec),
         page_bytes=plan.kv.page_bytes(spec),
+        ranks=1,
     )
