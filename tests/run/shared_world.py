@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from run_world import World, tiny_plan
-from torch import Tensor
 
 from kakera.contract.events import RegionRead
-from kakera.contract.step import Action, RowResult, SamplingInput, StepPlan, StepResult
+from kakera.contract.step import Action, SamplingInput, StepPlan, StepResult
 from kakera.plan.plan import Plan
 from kakera.run.build import build_runner, scheduler_for
 from kakera.run.engine import LocalEngine
+from kakera.run.interface import NOTHING_SAMPLED
+from kakera.run.ranks.engine import RankBuild, lead
+from kakera.run.ranks.leader import LeadingRunner
+from kakera.run.ranks.start import Followers
 from kakera.run.step.runner import TorchRunner
 from random_model import write_config
 from rank_threads import together
@@ -39,16 +42,6 @@ def write_shared(directory: Path, **changes: Any) -> Path:
     return write_config(directory, **{**SHARED, **changes})
 
 
-class Mute:
-    """Of a rank that chooses nothing."""
-
-    def draw(self, inputs: Sequence[SamplingInput], drafts: Sequence[tuple[int, ...]], logits_RV: Tensor) -> None:
-        assert logits_RV.shape[1] == 0, "rank 0 alone has logits"
-
-    def collect(self, drawn: None) -> dict[str, RowResult]:
-        return {}
-
-
 class Ranks:
     """Implements Runner: every rank carries out every plan, each in its thread."""
 
@@ -56,12 +49,12 @@ class Ranks:
         self.runners: list[TorchRunner] = together(
             ranks, lambda exchange: build_runner(directory, plan, exchange=exchange)
         )
-        for runner in self.runners[1:]:
-            runner.chooser = Mute()  # type: ignore[assignment]
         self._pool = ThreadPoolExecutor(ranks)
 
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> StepResult:
-        first, *others = self._pool.map(lambda runner: runner.execute(plan, sampling), self.runners)
+        wishes = [sampling if runner is self.runners[0] else NOTHING_SAMPLED for runner in self.runners]
+        first, *others = self._pool.map(lambda runner, own: runner.execute(plan, own), self.runners, wishes)
+        assert len({runner.branch for runner in self.runners}) == 1
         failed = [row.error for result in others for row in result.rows if row.error]
         assert not failed, failed
         return first
@@ -92,3 +85,39 @@ class SharedWorld(World):
         ranks = self.engine.runner
         assert isinstance(ranks, Ranks)
         return ranks
+
+
+class ProcessWorld(World):
+    """Rank 0 is in this process, where `runner` and `seen` look; the others are followers. A context manager."""
+
+    @staticmethod
+    def share(directory: Path, ranks: int, kv: str = "int2", **changes: Any) -> ProcessWorld:
+        plan = tiny_plan(directory, kv, ranks=ranks, **changes)
+        runner, followers = lead(RankBuild(directory, plan), ranks, on_death=lambda why: None)
+        world = ProcessWorld(LocalEngine(scheduler_for(plan), runner))
+        world.followers = followers
+        return world
+
+    followers: Followers
+
+    def __enter__(self) -> ProcessWorld:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.followers.close()
+
+    @property
+    def runner(self) -> TorchRunner:
+        leader = self.engine.runner
+        assert isinstance(leader, LeadingRunner) and isinstance(leader.runner, TorchRunner)
+        return leader.runner
+
+    def settle(self) -> None:
+        self.engine.runner.execute(StepPlan(0, self.cache.take_actions()))
+
+    def check_bytes(self) -> None:
+        """Each rank holds as much."""
+        store, host = self.runner.store, self.cache.host
+        held = {"checkpoint": len(store.checkpoints), "sink": len(store.sinks), "page": len(store.pages)}
+        assert held == host.counts
+        assert store.bytes() * (1 + len(self.followers.wires)) == host.used <= host.limit

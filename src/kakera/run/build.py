@@ -29,7 +29,8 @@ from kakera.plan.plan import Plan
 from kakera.plan.share import plan_of_rank
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
-from kakera.run.choose.chooser import Chooser
+from kakera.run.choose.chooser import Chooser, Chooses
+from kakera.run.choose.spoken import Listener, Speaker
 from kakera.run.engine import LocalEngine
 from kakera.run.process.starting import Tell
 from kakera.run.step.graphs import DecodeGraphs
@@ -56,15 +57,17 @@ NEAR_PLAN = 0.03  # of the plan: what is taken may differ by so much
 
 def check_cards(plan: Plan, ranks: int = 1) -> None:
     """Raises UsageError if torch can not compute on what the plan is for: it may be made for cards elsewhere, or for
-    more of them than there are `ranks`. Before the first use of CUDA."""
+    more ranks than `ranks`. Before the first use of CUDA."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else CUDA counts by speed, the plan as NVML does
     if not is_there(plan.target):
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
-    if (cards := len(plan.device_bytes)) > ranks:
+    if plan.target.has_cards and (cards := len(plan.device_bytes)) > 1:
         one = f"{plan.device_bytes[0] / 1e9:.0f}GB"
         raise UsageError(
             f"the plan shares the model among {cards} cards, and kakera computes on one so far: --gpus {one}"
         )
+    if plan.ranks > ranks:
+        raise UsageError(f"the plan is for {plan.ranks} processes, and this computes in one: --gpus cpu")
 
 
 def build_engine(
@@ -105,7 +108,7 @@ def build_runner(
     rank, ranks, whole = exchange.rank, exchange.ranks, plan
     check_cards(whole, ranks)
     if disk is not None and ranks > 1:
-        raise UsageError("--disk-cache: not for a model that several cards share")
+        raise UsageError("--disk-cache: not for a model that several processes share yet")
     rotation = Rotation.load(Path(whole.rotation), whole.spec) if whole.rotation else None  # a wrong one is known now
     if rotation is not None and ranks > 1:
         rotation = rotation.of_rank(whole.spec, rank, ranks)
@@ -130,9 +133,13 @@ def build_runner(
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
     shape = CheckpointShape(checkpoint_record(plan.spec, plan.kv.checkpoint_pages, dtypes), device)
-    compiler = Compiler(lambda: Tokenizer.load(directory), whole.spec.vocab, whole.spec.eos)
-    if grammars:
-        compiler.prepare()
+    chooser: Chooses = Listener(exchange)
+    if rank == 0:
+        compiler = Compiler(lambda: Tokenizer.load(directory), whole.spec.vocab, whole.spec.eos)
+        if grammars:
+            compiler.prepare()
+        chooser = Chooser(Outputs(compiler))
+        chooser = chooser if ranks == 1 else Speaker(chooser, exchange)
     tables = PageTables(plan.slots, pages_for(plan.context), device)
     graphs = None
     if model.capturable and kv.backend.capturable:  # all of a decode step is kernels
@@ -146,7 +153,7 @@ def build_runner(
         key = disk_key(directory, plan, str(dtype).removeprefix("torch."), escha_bias)
         tier = open_disk(disk, key, plan.checkpoint_bytes)
         records = DiskRecords(store, tier) if tier is not None else None
-    runner = TorchRunner(model, kv, states, store, tables, Chooser(Outputs(compiler)), graphs, records)
+    runner = TorchRunner(model, kv, states, store, tables, chooser, graphs, records)
     if target.has_cards:
         warm_up(runner, plan, partial(tell, WARMING))
         for line in over_plan(plan, taken_bytes() - others):

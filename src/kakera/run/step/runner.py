@@ -170,7 +170,7 @@ class TorchRunner:
         whole = [i for i, row in enumerate(plan.decode) if kept[i] == len(row.tokens)]
         self._save_behind([plan.decode[i] for i in whole], [hidden_TH[spans[i].stop - 1] for i in whole])
         finite = _finite_spans(hidden_TH, spans)
-        self._branch += [*kept, *finite]
+        self._branch += [*kept, *map(int, finite)]
         rows = zip(plan.rows, batch.spans, finite, strict=True)
         return tuple(
             self._result(row, sampling, hidden_TH[span.rows], chosen.get(row.request_id))
