@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,10 @@ from kakera.model.state import StatePool
 from kakera.ops.exchange import ALONE, Exchange
 from kakera.ops.trellis import TrellisLinear, TrellisScratch
 from kakera.plan.kv_format import KvFormat
+from kakera.plan.weights import from_checkpoint
+from kakera.weights import files
 from kakera.weights.checkpoint import Checkpoint
+from random_leaves import made
 from random_model import ESCHA, write_config
 from rank_threads import together
 
@@ -154,6 +158,42 @@ def test_a_draft_layer_is_shared_as_the_layers_are(tmp_path):
     expected_NH = work(ALONE)
     for found_NH in together(2, work):
         torch.testing.assert_close(found_NH, expected_NH, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["plain", "escha 2", "exl3 3 mcg", "exl3 3 signs"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_reads_as_many_bytes_as_are_planned_for_its_card(tmp_path, monkeypatch, form, ranks):
+    """Biases of summed outputs, vectors of both sides and flags included."""
+    method = form.split()[0]
+    config = {**ESCHA, **SMALL, "quantization_config": {"quant_method": method, "bits": 3} if method != "plain" else {}}
+    del config["random_weights"]
+    spec, tensors = spec_of(config), {}
+    for name, declared in spec.tensors().items():
+        if declared.role == "small":
+            tensors[name] = torch.rand(declared.shape).half()
+            continue
+        stored = {"exl3": form, "escha": form, "int8": "int8"}.get(declared.stored_as(method), "plain")
+        tensors |= {f"{name}.{leaf}": tensor for leaf, tensor in made(stored, *declared.shape, seed=0).items()}
+        if declared.kind is not None and declared.name != "lm_head":
+            tensors[f"{name}.bias"] = torch.rand(declared.shape[0]).half()
+    save_file(tensors, write(tmp_path / "m", config) / "model.safetensors")
+    read, fill = {}, files._fill
+
+    def count(descriptor: int, raw: Tensor, stored: files.StoredTensor, offset: int) -> None:
+        read[offset] = raw.nbytes  # a few biases are read twice
+        fill(descriptor, raw, stored, offset)
+
+    monkeypatch.setattr(files, "_fill", count)
+    planned = from_checkpoint(tmp_path / "m", spec)
+    found = []
+    for rank in range(ranks):
+        read.clear()
+        exchange: Any = SimpleNamespace(rank=rank, ranks=ranks)
+        HybridModel.load(tmp_path / "m", exchange=exchange, escha_bias=method == "escha")
+        found.append(sum(read.values()))
+    assert found == [planned.of_rank(rank, ranks) for rank in range(ranks)]
+    stored = sum(tensor.nbytes for tensor in tensors.values())
+    assert found == [stored] if ranks == 1 else sum(found) > stored > max(found)
 
 
 def test_a_rank_looks_up_its_own_tokens_and_has_zeros_for_others():

@@ -13,7 +13,9 @@ from run_world import CODECS, World, ask, equal, logprob_gap, tiny_plan, tokens_
 from shared_world import SharedWorld, write_shared
 
 import kakera
+from kakera.arch.registry import load_spec
 from kakera.errors import UsageError
+from kakera.kv.rotation import Frame, Rotation
 from kakera.run.build import build_runner
 
 MINI = Path(kakera.__file__).parent / "data" / "mini"
@@ -57,6 +59,26 @@ def test_preempted(shared_model, kv):
     for request, answer in zip(requests, answers, strict=True):
         wanted = alone.one(request)
         assert answer.tokens == wanted.tokens and logprob_gap(answer, wanted) < 5 * CLOSE[kv]
+
+
+def test_a_rotation_file_is_of_the_whole_model(shared_model, tmp_path):
+    """Frames and centres of every head are others; a rank that took another head's would lose the centre."""
+    spec, generator = load_spec(shared_model), torch.Generator().manual_seed(4)
+    shape = (len(spec.full_layers), spec.kv_heads, spec.head_dim)
+
+    def frame() -> Frame:
+        turned, _ = torch.linalg.qr(torch.randn(*shape, spec.head_dim, generator=generator))
+        return Frame(turned, torch.randn(shape, generator=generator))
+
+    Rotation(frame(), frame()).save(tmp_path, spec, "test")
+    request, rotation = ask("prompt", tokens_of(5, 400), 4), str(tmp_path)
+    alone = World.build(shared_model, rotation=rotation).watch()
+    shared = SharedWorld.share(shared_model, 2, rotation=rotation)
+    assert shared.one(request).tokens == alone.one(request).tokens
+    assert (alone.seen["prompt"].logits_V - shared.seen["prompt"].logits_V).abs().max() < CLOSE["int2"]
+    codes = [world.seen["prompt"].pages[0] for world in shared.of_rank]
+    same = (torch.cat(codes, dim=3) == alone.seen["prompt"].pages[0]).float().mean()
+    assert same > 0.99, "codes are those of each head's own frame"
 
 
 @pytest.mark.slow  # three times 95 M weights

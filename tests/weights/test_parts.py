@@ -23,6 +23,7 @@ from kakera.ops.codec.coded import CodedLinear
 from kakera.ops.codec.hadamard import BLOCK, hadamard
 from kakera.weights import escha, exl3, files, int8, plain
 from kakera.weights.leaves import Leaves
+from random_leaves import made
 
 NAMES = ["plain", "int8", "escha 2", "escha 3", "exl3 2 mcg", "exl3 2.5 mul1", "exl3 4 3inst", "exl3 3 signs"]
 
@@ -56,44 +57,6 @@ def test_a_part_is_read_as_it_would_be_cut_and_the_rest_is_not_read(tmp_path_fac
         patch.setattr(files, "BUFFER_BYTES", buffer * dtype.itemsize)
         assert torch.equal(held.read(cut=cut), wanted) and held.read(cut=cut).shape == cut.shape(shape)
         assert torch.equal(held.read(torch.float64, cut=cut), wanted.double())
-
-
-def made(name: str, outputs: int, inputs: int, seed: int) -> dict[str, Tensor]:
-    """The leaves of a random linear."""
-    generator = torch.Generator().manual_seed(seed)
-    kind, *rest = name.split()
-
-    def numbers(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    def code(bits: float) -> Tensor:
-        shape = (inputs // 16, outputs // 16, round(16 * bits))
-        return torch.randint(-(1 << 15), 1 << 15, shape, generator=generator).to(torch.int16)
-
-    def signs(channels: int) -> Tensor:
-        return torch.randint(-(1 << 15), 1 << 15, (channels // 16,), generator=generator).to(torch.int16)
-
-    if kind == "plain":
-        return {"weight": numbers(outputs, inputs)}
-    if kind == "int8":
-        codes = torch.randint(-127, 128, (outputs, inputs), generator=generator).to(torch.int8)
-        return {"weight_int8": codes, "weight_scale": (numbers(outputs).abs() / 50).half()}
-    if kind == "escha":
-        bits = int(rest[0])
-        return {
-            "escha_code": code(bits),
-            "escha_rin": numbers(inputs).half(),
-            "escha_rout": numbers(outputs).half(),
-            "escha_s_in": 1 + numbers(inputs) / 50,
-            "escha_s_out": 1 + numbers(outputs) / 50,
-            "escha_config": torch.tensor([16, bits, 2, 1, inputs, outputs], dtype=torch.int32),
-        }
-    bits, book = rest
-    if book == "signs":
-        return {"trellis": code(float(bits)), "su": signs(inputs), "sv": signs(outputs)}
-    flags = {"mcg": codebook.MCG_MULTIPLIER, "mul1": codebook.MUL1_MULTIPLIER}
-    flag = {book: torch.tensor(flags[book]).to(torch.int32)} if book in flags else {}
-    return {"trellis": code(float(bits)), "suh": numbers(inputs).half(), "svh": numbers(outputs).half(), **flag}
 
 
 def leaves_of(directory: Path, tensors: dict[str, Tensor]) -> Leaves:
