@@ -13,14 +13,17 @@ import pytest
 from tests.command_server import CommandServer
 
 from kakera.arch.registry import load_spec
+from kakera.cli.engine import recording, with_disk
+from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
+from kakera.run.process.recipe import EngineRecipe
 from kakera.run.ranks.engine import open_engine
+from kakera.run.scripted import BUNDLED
 from kakera.text.tokenizer import Tokenizer
 from random_model import write_config
 from tiny_model import TEMPLATE, byte_tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")]
 END = 258
 SHARED = {  # a KV head a rank; bfloat16 throughout
     "quantization_config": None,
@@ -46,6 +49,19 @@ def shared_model(tmp_path: Path) -> Path:
     return directory
 
 
+def test_what_does_not_go_with_several_processes_is_refused_before_anything_is_loaded(tmp_path):
+    plan = plan_for(BUNDLED, Wishes(gpus="cpu,cpu", context=512))
+    recipe = EngineRecipe(BUNDLED, plan)
+    with pytest.raises(UsageError, match="--record: not for a model that several"):
+        recording(recipe, tmp_path / "record", "mini", False)
+    with pytest.raises(UsageError, match="--disk-cache: not for a model that several"):
+        with_disk(recipe, 10**9, print)
+    with pytest.raises(UsageError, match="3 processes can not share 2 KV heads"):
+        plan_for(BUNDLED, Wishes(gpus="cpu,cpu,cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_two_processes_serve_what_one_says_and_a_stopped_one_is_told_to_every_client(shared_model):
     options = {"context": 1024, "max_running": 2, "chunk": 128, "host_cache": 10**8}
     given = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
