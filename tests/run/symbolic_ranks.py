@@ -136,12 +136,38 @@ def meetings(ranks: int, peer: Peer | None = None) -> list[Meeting]:
     return found
 
 
+class Killed(BaseException):
+    """The kernel's way: nobody cleans up, and all descriptors are closed."""
+
+
+def killed_at(count: int, ends: list[Wire]) -> None:
+    """Have whoever has these ends die when it begins to use one of them for the time `count`."""
+    used = 0
+
+    def dying(act: Callable[..., Any]) -> Callable[..., Any]:
+        def used_once(*given: Any) -> Any:
+            nonlocal used
+            used += 1
+            if used == count:
+                for end in ends:
+                    end.hang_up()
+                raise Killed
+            return act(*given)
+
+        return used_once
+
+    for end in ends:
+        end.send, end.receive = dying(end.send), dying(end.receive)  # type: ignore[method-assign]
+
+
 def together(meetings: list[Meeting], work: Callable[[Meeting], Any]) -> list[Any]:
     """`work` of each at the same time: what it returned or raised."""
 
     def caught(meeting: Meeting) -> Any:
         try:
             return work(meeting)
+        except Killed as death:
+            return death
         except BaseException as error:
             meeting.abort(f"rank {meeting.rank}: {error}")
             return error

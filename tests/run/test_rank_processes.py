@@ -29,11 +29,13 @@ FATES = {
     "rank 1 is killed": (1, signal.SIGKILL, True, 70),
     "rank 1 is killed while nothing runs": (1, signal.SIGKILL, False, 70),
     "rank 2 is stopped": (2, signal.SIGSTOP, True, 70),
+    "rank 1 is stopped while nothing runs": (1, signal.SIGSTOP, False, 70),
     "rank 0 is killed": (0, signal.SIGKILL, True, -signal.SIGKILL),
     "rank 0 is stopped": (0, signal.SIGSTOP, True, -signal.SIGKILL),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fate", FATES)
 def test_whatever_happens_to_one_rank_ends_all_and_every_client_is_told(fate):
     who, sent, busy, code = FATES[fate]
@@ -61,6 +63,7 @@ def test_whatever_happens_to_one_rank_ends_all_and_every_client_is_told(fate):
     asyncio.run(life())
 
 
+@pytest.mark.slow
 def test_what_a_rank_can_not_do_is_said_in_its_words():
     """At the start, by the exit status that it would have alone."""
     with pytest.raises(KakeraError, match="the file x is truncated") as refused:
@@ -68,6 +71,7 @@ def test_what_a_rank_can_not_do_is_said_in_its_words():
     assert refused.value.exit_status == 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_ends_the_start(capfd):
     began = time.monotonic()
     with pytest.raises(KakeraError, match=r"rank 1 .* did nothing for 2 seconds while it was waited for: stopped"):

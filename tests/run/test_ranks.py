@@ -10,7 +10,7 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from symbolic_ranks import Known, SymbolicRunner, meetings, random_plans, together, wires
+from symbolic_ranks import Killed, Known, SymbolicRunner, killed_at, meetings, random_plans, together, wires
 
 from kakera.contract.step import StepPlan
 from kakera.errors import KakeraError, RanksApart
@@ -182,11 +182,19 @@ def test_memory_that_ranks_share_has_no_name_to_be_left_behind():
 # A leader and a follower, a thread each, with a wire between them that can spoil what goes over it.
 
 
-def pair(plans: list[StepPlan], spoil=lambda data: data, change=lambda runner, step: None) -> BaseException | None:
-    """Carry plans out on two ranks. `spoil` changes messages of rank 0; `change` what rank 1 holds before a step.
-    Returns what the leader raised."""
+def pair(
+    plans: list[StepPlan],
+    spoil=lambda data: data,
+    change=lambda runner, step: None,
+    killed: tuple[int, int] | None = None,
+) -> BaseException | None:
+    """Carry plans out on two ranks. `spoil` changes messages of rank 0; `change` what rank 1 holds before a step;
+    `killed`: (rank, at its so manieth use of a wire). Returns what the leader raised."""
     ahead, behind = meetings(2)
     mine, its = wires()
+    if killed is not None:
+        ends = [*(ahead, behind)[killed[0]]._wires.values(), (mine, its)[killed[0]]]
+        killed_at(killed[1], ends)
     send = mine.send
     mine.send = lambda data: send(spoil(data))  # type: ignore[method-assign]
     follower = SymbolicRunner(behind)
@@ -213,7 +221,7 @@ def pair(plans: list[StepPlan], spoil=lambda data: data, change=lambda runner, s
             (mine if meeting.rank == 0 else its).hang_up()
 
     found = together([ahead, behind], behave)
-    assert found[0] is not None or found[1] is None
+    assert found[0] is not None or found[1] is None or isinstance(found[1], Killed)
     return found[0]
 
 
@@ -254,6 +262,16 @@ def test_a_decision_that_differs_is_found_in_its_step(caplog):
     error = pair(plans, change=change)
     assert isinstance(error, RanksApart) and "rank 1" in str(error) and "in step 9" in str(error)
     assert "rank 0 took" in caplog.text and "rank 1 (process 0) took" in caplog.text
+
+
+@given(st.integers(0, 10**6), st.integers(0, 1), st.integers(1, 60))
+def test_wherever_a_rank_is_killed_the_other_one_leaves(seed, rank, count):
+    """Both threads have ended when this returns: nobody waits for ever."""
+    error = pair(random_plans(seed, 6), killed=(rank, count))
+    if error is not None and rank == 1:
+        assert isinstance(error, RanksApart) and "rank 1" in str(error)
+    if error is not None and rank == 0:
+        assert isinstance(error, Killed)
 
 
 def test_what_a_rank_raises_ends_the_other():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from graph_stand_in import with_graphs
 from run_world import CODECS, World, ask, equal, logprob_gap, tiny_plan, tokens_of
 from shared_world import SharedWorld, write_shared
 
@@ -98,3 +99,16 @@ def test_a_shared_model_has_no_disk(shared_model):
     plan = tiny_plan(shared_model)
     with pytest.raises(UsageError, match="--disk-cache"):
         build_runner(shared_model, plan, disk=object(), exchange=Half())
+
+
+def test_rows_run_ahead_on_every_rank_with_the_tokens_that_rank_0_chose(shared_model):
+    """Replays and what follows them are queued before any host has seen a token."""
+    requests = [ask(f"r{i}", tokens_of(i, 60 + i), 30, temperature=1.0, seed=i) for i in range(3)]
+    alone, shared = World.build(shared_model), SharedWorld.share(shared_model, 2)
+    made = [with_graphs(world) for world in shared.of_rank]
+    for answer, wanted in zip(shared.answer(*requests), alone.answer(*requests), strict=True):
+        assert answer.tokens == wanted.tokens and logprob_gap(answer, wanted) < CLOSE["int2"]
+    replays = [[stand_in.replays for stand_in in graphs] for graphs in made]
+    assert replays[0] == replays[1] and sum(replays[0]) > 25
+    ahead = [len(runner.graphs._ahead) for runner in shared.ranks.runners]
+    assert ahead[0] == ahead[1]

@@ -47,7 +47,8 @@ def guesses(given: SamplingInput, most: int) -> list[int]:
     return [given.context[-rng.randrange(1, 4)] for _ in range(min(most, rng.randrange(4)))]
 
 
-@pytest.mark.parametrize("kv", [pytest.param(kv, marks=() if kv == "int2" else pytest.mark.slow) for kv in CODECS])
+@pytest.mark.slow
+@pytest.mark.parametrize("kv", CODECS)
 def test_two_processes_answer_as_one(shared_model, kv):
     alone, threads = World.build(shared_model, kv), SharedWorld.share(shared_model, 2, kv, pages=PAGES)
     grown = [ask(f"p{i}", tokens_of(i, 100), 40) for i in range(3)]

@@ -63,8 +63,7 @@ def record(engine: LocalEngine, plan: Plan, recording: Recording) -> None:
     from kakera.run.recording.record import RecordingRunner
     from kakera.run.step.runner import TorchRunner
 
-    if not isinstance(engine.runner, TorchRunner):
-        raise UsageError("--record: not for a model that several processes share yet")
+    assert isinstance(engine.runner, TorchRunner), "of one rank"
     wishes = asdict(plan.wishes())
     header = Header(
         VERSION, __version__, recording.model, wishes, plan.spec.vocab, plan.pages, prompts=recording.prompts

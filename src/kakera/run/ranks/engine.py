@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ def lead(
     grammars: bool = False,
     on_death: Callable[[str], None] = end_process,
 ) -> tuple[LeadingRunner, Followers]:
-    """Rank 0's runner, when all ranks are warm and have met; and the others, which end with this process."""
+    """Rank 0's runner, when all ranks are warm and have met; and the others, which end with it or its process."""
     followers = Followers(build, ranks, on_death)
     try:
         try:
@@ -95,4 +96,6 @@ def lead(
     except BaseException:
         followers.close()
         raise
-    return LeadingRunner(runner, exchange, followers.wires), followers
+    leading = LeadingRunner(runner, exchange, followers.wires)
+    weakref.finalize(leading, followers.close)  # at the end of the process, too
+    return leading, followers

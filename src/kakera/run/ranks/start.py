@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from itertools import combinations
 
-from kakera.errors import KakeraError
+from kakera.errors import KakeraError, RanksApart
 from kakera.run.ranks.follower import Build
 from kakera.run.ranks.meeting import memory_bytes
 from kakera.run.ranks.memory import shared_memory
 from kakera.run.ranks.messages import Built, CanNotBuild, decode_from_rank
 from kakera.run.ranks.seat import Seat
-from kakera.run.ranks.wire import BUILD, Peer, Wire
+from kakera.run.ranks.wire import BUILD, IDLE, TICK, Patience, Peer, Wire
 
 log = logging.getLogger(__name__)
 LAST_WORDS_SECONDS = 1.0  # for the step that a dead rank has left to say so itself
@@ -114,10 +114,18 @@ class Followers:
         self.wires.append(Wire(mine, Peer(rank, process.pid)))
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        status = process.wait()
+        """A step notices at once that a rank is gone, and one that is idle here."""
+        peer = Peer(rank, process.pid)
+        patience, why = Patience(peer, IDLE), ""
+        while (status := process.poll()) is None and not why:
+            time.sleep(IDLE.ticks * TICK)
+            try:
+                patience.look()
+            except RanksApart as error:
+                why = str(error)
         if self._closing:
             return
-        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with exit status {status}"
-        why = f"rank {rank} (process {process.pid}) ended {how}"
+        how = f"by {signal.Signals(-status).name}" if status and status < 0 else f"with exit status {status}"
+        why = why or f"{peer} ended {how}"
         self.meeting.abort(why)
         self._on_death(why)
