@@ -32,8 +32,9 @@ class StandIn:
 
     def __init__(self, graphs: DecodeGraphs, owner, count: int):
         self._graphs, self._runner, self._count = graphs, owner, count
-        spec = owner.model.spec
-        self.outputs = ForwardOutput(torch.empty(count, spec.hidden), torch.empty(count, spec.vocab))
+        model = owner.model
+        width = 0 if model.exchange.rank else sum(model._vocab)  # rank 0 has all logits
+        self.outputs = ForwardOutput(torch.empty(count, model.spec.hidden), torch.empty(count, width))
         self.replays = 0
 
     @torch.inference_mode()

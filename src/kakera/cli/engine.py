@@ -60,6 +60,8 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--record: a scripted model computes nothing that could be replayed")
+    if recipe.plan.ranks > 1:
+        raise UsageError("--record: not for a model that several processes share yet")
     check_place(file)
     return replace(recipe, recording=Recording(file.resolve(), name, prompts))
 
@@ -75,6 +77,8 @@ def with_disk(recipe: Recipe, limit: int, say: Callable[[str], None]) -> Recipe:
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--disk-cache: a scripted model has no prefixes to keep")
+    if recipe.plan.ranks > 1:
+        raise UsageError("--disk-cache: not for a model that several processes share yet")
     if recipe.recording is not None:
         raise UsageError("--disk-cache: a recording could not be replayed without the disk; leave --record out")
     home = default_home()

@@ -141,7 +141,10 @@ def _option(name: str, help: str, **more: Any) -> Any:
 # field of Wishes -> (type on the command line, default)
 MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
     "gpus": (
-        Annotated[str, _option("--gpus", "auto, cpu, cpu:4GB, sizes (12GB,12GB) or names (rtx5070,rtx5070).")],
+        Annotated[
+            str,
+            _option("--gpus", "auto, cpu, cpu:4GB, cpu,cpu (two processes), sizes (12GB) or names (rtx5070,rtx5070)."),
+        ],
         "auto",
     ),
     "context": (

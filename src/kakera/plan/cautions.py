@@ -70,7 +70,7 @@ def uneven(plan: Plan, speed: Speed, wishes: Wishes, machine: Machine, weights: 
     if len(plan.device_names) < 2:
         return ()
     best = None
-    for device in {d.name: d for d in usable_devices(plan.spec, wishes, machine).devices}.values():
+    for device in {d.name: d for d in usable_devices(plan.spec, wishes, machine, weights).devices}.values():
         alone = replace(machine, devices=(device,), warnings=())
         try:
             one = draft(plan.spec, wishes, alone, weights)
