@@ -19,7 +19,7 @@ def plan_of(cards: bool) -> SimpleNamespace:
 
 @pytest.fixture
 def desktop(monkeypatch) -> None:
-    users = ("GPU 0 (card): process 7 holds 2.0 GB of it",)
+    users = ("GPU 0 (card): process 7 holds 2.0 GB of it, which the plan leaves alone; close it",)
     monkeypatch.setattr(refused, "detect_gpus", lambda: ((Device("card", 12 * 10**9, used=2 * 10**9),), users))
     monkeypatch.setattr(refused, "under_wsl", lambda: True)
 
@@ -29,7 +29,7 @@ def test_what_a_refusing_driver_says_becomes_a_message_with_status_1(desktop):
     with pytest.raises(KakeraError) as refusal, refusals_in_words(plan_of(cards=True)):
         raise RuntimeError("CUDA error: device not ready")
     said = str(refusal.value)
-    assert refusal.value.exit_status == 1 and "10.00 of 12.00 GB" in said and "process 7" in said
+    assert refusal.value.exit_status == 1 and "10.00 of 12.00 GB" in said and "process 7 holds 2.0 GB of it)" in said
     assert "expandable_segments is" in said and "WSL2" in said
 
 

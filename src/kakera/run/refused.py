@@ -19,7 +19,8 @@ def refusals_in_words(plan: Plan) -> Iterator[None]:
     if not plan.target.has_cards:
         yield
         return
-    cards, users = detect_gpus()
+    cards, warnings = detect_gpus()
+    users = tuple(line.partition(", which the plan")[0] for line in warnings)
     room = Room(plan.total("device"), plan.device_bytes[0], sum(card.used for card in cards), users)
     try:
         yield
