@@ -18,7 +18,8 @@ def test_the_second_identical_request_equals_the_first_bit_for_bit(tiny_model, k
     world = World.build(tiny_model, kv).watch()
     for n in LENGTHS:
         prompt = tokens_of(n, n)
-        cold, warm = (world.one(ask(f"{kind} {n}", prompt, 2)) for kind in ("cold", "warm"))
+        most = 2 if n % 8 == 0 or n > 128 else 1  # the second one is decoded
+        cold, warm = (world.one(ask(f"{kind} {n}", prompt, most)) for kind in ("cold", "warm"))
         assert cold.finished.usage.cached_tokens == 0, n
         assert n - 64 <= warm.finished.usage.cached_tokens < n, n
         assert torch.isfinite(world.seen[f"cold {n}"].logits_V).all()

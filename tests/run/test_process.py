@@ -75,32 +75,17 @@ def engines():
     return [c for c in children if "resource_tracker" not in " ".join(c.cmdline())]
 
 
-def test_streams_refusals_and_departures_of_a_real_engine(tiny_model):
+def test_threads_streams_refusals_and_departures_of_a_real_engine(tiny_model, monkeypatch):
     """One engine process for all of it: starting one takes seconds."""
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     asyncio.run(_life(tiny_model))
     assert not engines()
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
-def test_threads_of_a_cpu_engine_sleep_while_they_wait_and_run_on_any_core(tiny_model, monkeypatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-
-    async def look():
-        client = await EngineClient.start(TinyRecipe(tiny_model), computes=True)
-        try:
-            masks = [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{client.pid}/task").iterdir()]
-            return Path(f"/proc/{client.pid}/environ").read_bytes().split(b"\0"), masks
-        finally:
-            await client.close()
-
-    environment, masks = asyncio.run(look())
-    assert b"OMP_WAIT_POLICY=passive" in environment and "OMP_WAIT_POLICY" not in os.environ
-    assert all(mask == os.sched_getaffinity(0) for mask in masks)
-
-
 async def _life(tiny_model):
-    client = await EngineClient.start(TinyRecipe(tiny_model))
+    client = await EngineClient.start(TinyRecipe(tiny_model), computes=True)
     try:
+        _threads(client)
         (directory,) = left_behind()
         assert directory.stat().st_mode & 0o777 == 0o700
         assert (client.limits.context, client.limits.max_waiting) == (2048, 2)
@@ -115,6 +100,16 @@ async def _life(tiny_model):
         await client.close()
     await client.close()
     assert not left_behind()
+
+
+def _threads(client):
+    """They sleep while they wait, and run on any core."""
+    if not Path("/proc/self/task").exists():
+        return  # not Linux
+    environment = Path(f"/proc/{client.pid}/environ").read_bytes().split(b"\0")
+    assert b"OMP_WAIT_POLICY=passive" in environment and "OMP_WAIT_POLICY" not in os.environ
+    masks = [os.sched_getaffinity(int(task.name)) for task in Path(f"/proc/{client.pid}/task").iterdir()]
+    assert masks and all(mask == os.sched_getaffinity(0) for mask in masks)
 
 
 async def _several_at_once(client, tiny_model):
