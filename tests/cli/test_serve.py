@@ -66,7 +66,7 @@ def test_serve_answers_and_ends_cleanly(server: tuple[subprocess.Popen[str], int
     assert json.load(urllib.request.urlopen(request, timeout=30))["choices"][0]["text"] == "Sunny 😀 today."
 
     children = psutil.Process(process.pid).children()
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
     assert process.wait(timeout=30) == 0
     psutil.wait_procs(children, timeout=60)
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
