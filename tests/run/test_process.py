@@ -227,8 +227,10 @@ def test_a_build_function_that_can_not_be_sent_leaves_nothing(tiny_model):
     assert not left_behind() and not engines()
 
 
-def test_the_engine_goes_when_its_parent_is_killed(tiny_model):
-    command = [sys.executable, str(HERE / "engine_recipes.py"), str(tiny_model)]
+def test_the_engine_goes_when_its_parent_is_killed(tmp_path):
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"streams": [{"text": "word"}]}))
+    command = [sys.executable, str(HERE / "engine_recipes.py"), str(script)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         engine = psutil.Process(int(process.stdout.readline()))
