@@ -185,13 +185,13 @@ def test_hits_of_what_was_generated_are_no_difference(tiny_model, tmp_path, kv):
     plan = tiny_plan(tiny_model, kv)
     engine = build_engine(tiny_model, plan)
     record(engine, plan, Recording(tmp_path / "run", "tiny", True))
-    tokens, hits = tokens_of(5, 70), 0
+    tokens, hits = tokens_of(5, 100), 0
     for turn in range(3):
-        answer = generate(engine, [ask(f"turn {turn}", tokens, 70)])[f"turn {turn}"]
-        hits += answer.finished.usage.cached_tokens > 0
+        answer = generate(engine, [ask(f"turn {turn}", tokens, 40)])[f"turn {turn}"]
+        hits += answer.finished.usage.cached_tokens == (0, 128, 192)[turn]
         tokens = (*tokens, *answer.tokens, *tokens_of(20 + turn, 30))
     report, differences = replayed(tiny_model, tmp_path / "run", plan)
-    assert differences == [] and report.hits == hits == 2
+    assert differences == [] and report.hits == 2 and hits == 3
 
 
 LIES = [
