@@ -113,3 +113,9 @@ def test_bytes_of_a_stored_tower_by_its_headers():
     assert tower_bytes(SPEC, headers[1:]) == 0 == tower_bytes(spec_of(KNOWN["qwen3.8-27b"]), headers)
     apart, at_a_time = streamed_parameters(SPEC.vision)
     assert 455 * MB < apart < SPEC.vision.parameters and at_a_time == pytest.approx(30.5 * MB, rel=0.01)
+
+
+def test_cards_that_share_a_model_read_no_images_yet():
+    assert plan(cards(24, 24), vision="auto").vision is None
+    with pytest.raises(UsageError, match="several processes share"):
+        plan(cards(24, 24), vision="device")

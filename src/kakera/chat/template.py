@@ -172,7 +172,7 @@ class ChatTemplate:
     ) -> tuple[array[int], list[int], tuple[ImageSpan, ...]]:
         """Token ids, the positions after each end-of-turn token and the white space that belongs to it, and where the
         pictures' tokens lie, of which the template has written one each."""
-        watch(self._tokenizer.least_tokens(text.replace(mask, "")))
+        watch(self._tokenizer.least_tokens(text, mask))
         tokens = packed(())
         ends: list[int] = []
         images: list[ImageSpan] = []

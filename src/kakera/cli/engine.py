@@ -104,6 +104,8 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--record: a scripted model computes nothing that could be replayed")
+    if recipe.plan.ranks > 1:
+        raise UsageError("--record: not for a model that several processes share yet")
     check_place(file)
     return replace(recipe, recording=Recording(file.resolve(), name, prompts))
 
@@ -119,6 +121,8 @@ def with_disk(recipe: Recipe, limit: int, say: Callable[[str], None]) -> Recipe:
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--disk-cache: a scripted model has no prefixes to keep")
+    if recipe.plan.ranks > 1:
+        raise UsageError("--disk-cache: not for a model that several processes share yet")
     if recipe.recording is not None:
         raise UsageError("--disk-cache: a recording could not be replayed without the disk; leave --record out")
     home = default_home()
@@ -178,5 +182,9 @@ def served_model(model: Model, names: Sequence[str] = (), *, any_name: bool = Fa
     from kakera.server.model import ServedModel
 
     first, *aliases = names or (model.name,)
-    directory = Script.load(model.path).tokenizer_dir if model.scripted else model.path
-    return replace(ServedModel.load(directory, first), aliases=tuple(aliases), any_name=any_name)
+    if model.scripted:
+        script = Script.load(model.path)
+        served = ServedModel.load(script.tokenizer_dir, first, script.tokenizer)
+    else:
+        served = ServedModel.load(model.path, first)
+    return replace(served, aliases=tuple(aliases), any_name=any_name)

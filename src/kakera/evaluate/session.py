@@ -15,15 +15,16 @@ from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
-from kakera.run.build import build_engine, check_cards
+from kakera.run.build import check_cards
 from kakera.run.engine import LocalEngine
+from kakera.run.ranks import engine as ranks
 from kakera.server.model import ServedModel
 from kakera.target.as_torch import DTYPES
 
 
 def open_engine(directory: Path, wishes: Wishes, *, escha_bias: bool = False) -> LocalEngine:
     """An engine in this process, planned as for serving."""
-    return build_engine(directory, plan_for(directory, wishes), escha_bias=escha_bias)
+    return ranks.open_engine(directory, plan_for(directory, wishes), escha_bias=escha_bias)
 
 
 def open_reader(directory: Path) -> Reader:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from kakera.arch.shard import can_share
 from kakera.contract.grid import PAGE
 from kakera.plan.budget import LEAST_CONTEXT, Draft
 from kakera.plan.plan import Wishes
@@ -202,7 +201,8 @@ def _hardware(case: _Case) -> list[Way]:
         memory = _capacity(machine.ram_used + failed.host_need + failed.plan.reserve)
         whole = failed.plan.device_names == ("cpu",)
         more = f"a machine with at least {memory} GB of memory" if whole else f"more memory: --gpus cpu:{memory}GB"
-        cards = [way for count in (1, 2) if can_share(failed.plan.spec, count) for way in _cards_way(case, count)]
+        counts = [count for count in (1, 2) if case.weights.sharable(failed.plan.spec, count)]
+        cards = [way for count in counts for way in _cards_way(case, count)]
         return [Way(more, -failed.room), *cards]
     if failed.room >= 0:
         larger = _cards_way(case, len(machine.devices)) if failed.plan.placed else []
@@ -225,7 +225,7 @@ def _more_cards(case: _Case) -> list[Way]:
     devices, spec, ways = case.machine.devices, case.failed.plan.spec, []
     for count in range(len(devices) + 1, spec.kv_heads + 1):
         more = replace(case.machine, devices=tuple(devices[i % len(devices)] for i in range(count)))
-        if can_share(spec, count) and case.retry(machine=more).fits:
+        if case.weights.sharable(spec, count) and case.retry(machine=more).fits:
             ways.append(_way(case, f"{count} cards: --gpus {_names(more)}", case.tightest(machine=more)))
     return ways
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from kakera.arch.shard import can_share
 from kakera.arch.spec import ModelSpec
+from kakera.arch.tensors import BLOCK
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Wishes
 from kakera.plan.tower import LEAST_TOKENS, MOST_TOKENS
+from kakera.plan.weights import WeightBytes
 from kakera.target.devices import Machine
 
 
-def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
+def check(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> None:
     """Raises UsageError."""
     if wishes.kv not in ("fp32", "bf16", "int2"):
         raise UsageError(f"--kv {wishes.kv}: unknown KV codec; choose fp32, bf16 or int2")
@@ -45,11 +47,13 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
         raise UsageError(
             f"--pool {wishes.pool}: must hold one request of the longest context, {wishes.context or PAGE}"
         )
-    if wishes.gpus != "auto" and not can_share(spec, len(machine.devices)):
-        raise UsageError(
-            f"{len(machine.devices)} cards can not share {spec.kv_heads} KV heads evenly; "
-            f"this model runs on {', '.join(str(n) for n in range(1, spec.kv_heads + 1) if can_share(spec, n))} cards"
-        )
+    if wishes.gpus != "auto" and not weights.sharable(spec, machine.ranks):
+        kind = "cards" if machine.target.has_cards else "processes"
+        counts = ", ".join(str(n) for n in range(1, spec.kv_heads + 1) if weights.sharable(spec, n))
+        what = f"{spec.kv_heads} KV heads evenly"
+        if can_share(spec, machine.ranks):
+            what = f"linears that are coded in runs of {BLOCK} channels"
+        raise UsageError(f"{machine.ranks} {kind} can not share {what}; this model runs on {counts} {kind}")
 
 
 MOST_STAGED = 8  # a step saves no more than a few

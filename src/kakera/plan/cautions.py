@@ -56,7 +56,8 @@ def _store(plan: Plan, wishes: Wishes) -> list[str]:
 def _tower(plan: Plan, wishes: Wishes) -> list[str]:
     if wishes.vision == "off" or plan.vision is not None or not (plan.spec.vision or plan.spec.blind):
         return []
-    why = plan.spec.blind or "the checkpoint holds no whole vision tower, or there is no room for it"
+    shared = "a model that several processes share has no tower so far" if plan.ranks > 1 else ""
+    why = plan.spec.blind or shared or "the checkpoint holds no whole vision tower, or there is no room for it"
     return [f"images are refused: {why} (kakera info tells; --vision off says so)"]
 
 
@@ -77,7 +78,7 @@ def uneven(plan: Plan, speed: Speed, wishes: Wishes, machine: Machine, weights: 
     if len(plan.device_names) < 2:
         return ()
     best = None
-    for device in {d.name: d for d in usable_devices(plan.spec, wishes, machine).devices}.values():
+    for device in {d.name: d for d in usable_devices(plan.spec, wishes, machine, weights).devices}.values():
         alone = replace(machine, devices=(device,), warnings=())
         try:
             one = draft(plan.spec, wishes, alone, weights)

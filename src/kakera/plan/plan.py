@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,6 +43,7 @@ class Wishes:
 @dataclass(frozen=True)
 class PlanRow:
     """One line of the memory table: what it is, where it lives, bytes per device (or of the host), and why so many.
+    `cards`: bytes on each card where they differ, of which `bytes` are the most.
 
     `meter` says what fills it while serving: all of it at load, the running requests' slots, the pages in use, or what
     the prefix cache keeps on the host. None: nobody counts it.
@@ -52,6 +54,15 @@ class PlanRow:
     bytes: int
     note: str = ""
     meter: Meter | None = None
+    cards: tuple[int, ...] = ()
+
+    def on_card(self, card: int) -> int:
+        return self.cards[card] if self.cards else self.bytes
+
+
+def total_on(rows: Iterable[PlanRow], place: Place, card: int = 0) -> int:
+    """Bytes of the rows on one card, or on the host."""
+    return sum(row.on_card(card) for row in rows if row.place == place)
 
 
 @dataclass(frozen=True)
@@ -83,11 +94,12 @@ class Plan:
     image_store: int = 0  # tokens of images whose embeddings are kept
     pixel_bytes: int = 0  # of images of all requests that wait or run
     vision_tower: str | None = None  # directory of the tower, if that is not the model's
+    ranks: int = 1  # processes, each with its part of the model: a card each, or all on one CPU
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""
         return Wishes(
-            gpus="auto" if self.target.has_cards else "cpu",
+            gpus="auto" if self.target.has_cards else ",".join(["cpu"] * self.ranks),
             context=self.context,
             max_running=self.slots,
             chunk=self.chunk,
@@ -106,7 +118,9 @@ class Plan:
         )
 
     def total(self, place: Place) -> int:
-        return sum(row.bytes for row in self.rows if row.place == place)
+        """Of the host, or of the card that holds most."""
+        cards = len(self.device_bytes) if place == "device" else 1
+        return max(total_on(self.rows, place, card) for card in range(cards))
 
     @property
     def shape(self) -> str:

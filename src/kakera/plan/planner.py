@@ -10,7 +10,7 @@ from typing import Any
 from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
-from kakera.errors import PlanRefused
+from kakera.errors import PlanRefused, UsageError
 from kakera.plan.advice import refusal
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.search import draft
@@ -25,6 +25,8 @@ def make_plan(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: Weight
     found = draft(spec, wishes, machine, weights)
     if not found.fits:
         raise PlanRefused(*refusal(found, wishes, machine, weights))
+    if wishes.vision in ("device", "host") and found.plan.vision is None:
+        raise UsageError(f"--vision {wishes.vision}: a model that several processes share reads no images so far")
     return found.plan
 
 

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from kakera.arch.shard import can_share
 from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
@@ -40,7 +39,7 @@ HALVINGS = (None, None, AGENT_CONTEXT, AGENT_CONTEXT // 4)
 
 def draft(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:
     """The best plan, or if none fits the one that lacks least. Raises UsageError for a wrong wish."""
-    check(spec, wishes, machine)
+    check(spec, wishes, machine, weights)
     if wishes.vision in ("device", "host") and not weights.vision:
         raise UsageError(f"--vision {wishes.vision}: {spec.blind or 'this checkpoint holds no vision tower'}")
     found = _best(spec, wishes, machine, weights)
@@ -51,7 +50,7 @@ def draft(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightByte
 
 
 def _best(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:
-    case = Case(spec, wishes, usable_devices(spec, wishes, machine), weights)
+    case = Case(spec, wishes, usable_devices(spec, wishes, machine, weights), weights)
     first, *others = choices(case)
     easiest = case.draft(first)
     whole = easiest.fits and easiest.plan.context == (wishes.context or spec.max_positions)
@@ -63,17 +62,17 @@ def _best(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightByte
 
 def tightest(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:
     """With everything that kakera may choose as small as it goes: if this does not fit, nothing does."""
-    case = Case(spec, wishes, usable_devices(spec, wishes, machine), weights)
+    case = Case(spec, wishes, usable_devices(spec, wishes, machine, weights), weights)
     *_, last = choices(case)
     least = (replace(last, embedding=place, most_context=None) for place in _places(case))
     return max((case.draft(choice) for choice in least), key=lambda d: (min(0, d.room) + min(0, d.host_room), d.room))
 
 
-def usable_devices(spec: ModelSpec, wishes: Wishes, machine: Machine) -> Machine:
+def usable_devices(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Machine:
     """`auto` takes as many cards as can share the heads; cards that were named are all used."""
     if wishes.gpus != "auto":
         return machine
-    count = max(n for n in range(1, len(machine.devices) + 1) if can_share(spec, n))
+    count = max(n for n in range(1, len(machine.devices) + 1) if weights.sharable(spec, n))
     return replace(machine, devices=machine.devices[:count])
 
 
@@ -138,7 +137,7 @@ def _places(case: Case) -> tuple[Place, ...]:
 def _towers(case: Case) -> tuple[Place | None, ...]:
     """A tower that streams costs about 40 ms an image, and leaves 0.9 GB to the context."""
     wish = case.wishes.vision
-    if wish == "off" or not case.weights.vision:
+    if wish == "off" or not case.weights.vision or case.ranks > 1:  # no tower is shared, nor its embeddings sent
         return (None,)
     if case.one_memory:
         return ("device",)

@@ -22,7 +22,7 @@ PAGES, KV, STATES, SCRATCH, WEIGHTS, STAGING = (
 
 
 def regions(
-    model: HybridModel, tower: Tower | None, kv: KVCache, states: StatePool, store: Store, runner: object
+    model: HybridModel | None, tower: Tower | None, kv: KVCache, states: StatePool, store: Store, runner: object
 ) -> dict[str, Region]:
     """Storages on the device of all tensors that a runner's objects hold, each in the first region that has it.
 

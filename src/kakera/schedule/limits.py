@@ -27,6 +27,7 @@ class Limits:
     saves: int = 2**31  # most checkpoints in a step that lie inside prompts
     image_tokens: int = 2**31  # whose embeddings are kept
     pixel_bytes: int = 2**62  # of images of all requests that wait or run
+    room: int = 2048  # for so many tokens more each running request keeps pages while others get the card's memory
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:

@@ -8,8 +8,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kakera.cache.keys import LastKeys
 from kakera.cache.prefix import PrefixCache
-from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
+from kakera.contract.events import (
+    LATE_STEPS,
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    Flushed,
+    Progress,
+    PromptLogprobs,
+    Tokens,
+)
 from kakera.contract.grid import PAGE, pages_for
 from kakera.contract.images import rope_positions
 from kakera.contract.request import NO_LIMIT, Request
@@ -29,6 +40,7 @@ from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.disk import DiskWork, Tier
 from kakera.schedule.drafts import Drafter, drafts_of
 from kakera.schedule.images import Embeddings, image_rows
+from kakera.schedule.lateness import Lateness
 from kakera.schedule.limits import Limits, pixel_bytes
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -58,12 +70,14 @@ class Scheduler:
         self.admission = Admission(limits, cache, clock)
         self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
         self.embeddings = Embeddings(limits.image_tokens)
+        self.lateness = Lateness()
         self.disk = None
         if disk is not None and cache.can_save:
             self.disk = DiskWork(disk, cache, self.admission, lambda: self.budget.token_seconds, clock)
         self._in_flight: StepPlan | None = None
         self._events: list[Event] = []
         self._arrivals = 0
+        self._last_keys = LastKeys()
         self._steps = 0
         self._last_step_at = clock()
 
@@ -86,7 +100,7 @@ class Scheduler:
         if request.images:
             self._refuse_pixels(request)
         self._arrivals += 1
-        self.waiting.push(Sequence(request, self._arrivals, self.clock(), allowed=allowed))
+        self.waiting.push(Sequence(request, self._arrivals, self.clock(), self._last_keys, allowed=allowed))
 
     def _refuse_pixels(self, request: Request) -> None:
         """Images wait as pixels, of which a small body may hold many."""
@@ -242,12 +256,12 @@ class Scheduler:
         """A page for the next token: free, evicted, or taken from the youngest request. False if it was this one's own.
 
         Only the youngest is ever preempted (of those that wait for their readers, if there are any), so the oldest that
-        can go on always finishes.
+        can go on always finishes; if others have taken memory of the card that it needs, once that is back.
         """
         while sequence.lease is not None and len(sequence.lease.pages) * PAGE < len(sequence.tokens):
             if self.cache.grow(sequence.lease):
                 break
-            if len(self.running) == 1:
+            if len(self.running) == 1 and self.cache.device.count == self.limits.pages:
                 self._end(sequence, "length")  # it fills the whole pool
             else:
                 self._preempt(self.running.victim())
@@ -269,6 +283,7 @@ class Scheduler:
         prefilled = sum(len(row.tokens) for row in plan.prefill)
         if plan.rows:
             self.budget.observe(prefilled, result.seconds)
+            self.lateness.observe(plan, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}
         for row in plan.rows:
@@ -341,17 +356,48 @@ class Scheduler:
         assert self._in_flight is None, "flush while a plan is in flight"
         return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions() + self.embeddings.flush())
 
+    def resize(self, pages: int) -> tuple[int, StepPlan]:
+        """Use the device's first `pages` pages, or as few more as running requests hold and go on in (`Limits.room`):
+        how many it are. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "resize while a plan is in flight"
+        room = sum(self._pages_ahead(sequence) for sequence in self.running.oldest_first())
+        return self.cache.resize(pages, room), StepPlan(self._steps, self.cache.take_actions())
+
+    def _pages_ahead(self, sequence: Sequence) -> int:
+        """Pages beyond its own that a running request needs for its next `room` tokens."""
+        assert sequence.lease is not None
+        left = sequence.request.sampling.max_tokens - sequence.completion_tokens
+        end = min(len(sequence.tokens) + min(left, self.limits.room), self.limits.context)
+        return max(0, pages_for(end) - len(sequence.lease.pages))
+
+    def admit_up_to(self, slots: int) -> None:
+        """From now on nobody is admitted while so many requests run. Who runs goes on."""
+        self.admission.slots = slots
+
+    def suspend(self) -> StepPlan:
+        """Everybody who runs goes back to the queue, and the device holds nothing any more: states and pages are in the
+        host store. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "suspend while a plan is in flight"
+        for sequence in reversed(self.running.oldest_first()):
+            self._preempt(sequence)
+        self.cache.demote()
+        return StepPlan(self._steps, self.cache.take_actions())
+
     def stats(self) -> EngineStats:
         now = self.clock()
+        waiting = list(self.waiting)
         return EngineStats(
             running=len(self.running),
-            waiting=len(self.waiting),
-            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in self.waiting),
+            waiting=len(waiting),
+            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in waiting),
+            held_back=sum(self.admission.is_held_back(s) and not s.paused for s in waiting),
             pages_free=self.cache.available,
             pages_cached=self.cache.tree.unlocked,
             pages_total=self.limits.pages,
+            pages_lent=self.limits.pages - self.cache.device.count,
             slots_free=self.running.slots.free,
             slots_total=self.limits.slots,
+            slots_lent=self.limits.slots - self.admission.slots,
             host_bytes_used=self.cache.host.used,
             host_bytes_total=self.cache.host.limit,
             steps=self._steps - (self._in_flight is not None),
@@ -364,4 +410,5 @@ class Scheduler:
 
     def _counters(self) -> dict[str, float]:
         of_disk = self.disk.tier.counters if self.disk is not None else {}
-        return {**self.cache.counters, **of_disk, "checkpoints": len(self.cache.checkpoints.published)}
+        mine = {"checkpoints": len(self.cache.checkpoints.published), LATE_STEPS: self.lateness.found}
+        return {**self.cache.counters, **of_disk, **mine}

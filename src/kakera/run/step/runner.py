@@ -18,6 +18,7 @@ from kakera.contract.step import (
     Drop,
     EncodeImage,
     ForgetImages,
+    MovePages,
     PromotePages,
     ReadRecords,
     ResetSlot,
@@ -36,8 +37,9 @@ from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.ops.exchange import ALONE
 from kakera.plan.sizes import HEAD_PIECE_ROWS
-from kakera.run.choose.chooser import Chooser, Drawn
+from kakera.run.choose.chooser import Chooses, Drawing
 from kakera.run.choose.logprobs import logprobs_of
 from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.regions import Region, regions
@@ -49,6 +51,7 @@ from kakera.run.store.host import Store
 from kakera.run.sweep import sweep
 
 log = logging.getLogger(__name__)
+MOVED = 16  # pages at a time: a move comes when memory is short, and copies 10 MB of the 27B beside themselves
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,13 @@ class TorchRunner:
         states: StatePool,
         store: Store,
         tables: PageTables,
-        chooser: Chooser,
+        chooser: Chooses,
         graphs: DecodeGraphs | None = None,
         disk: DiskRecords | None = None,
         images: ImageEmbeddings | None = None,
     ):
         """`graphs`: for decode steps. Without `disk` no plan names the disk, without `images` none an image."""
-        self.model = model
+        self.put_model(model)
         self.kv = kv
         self.states = states
         self.store = store
@@ -84,21 +87,43 @@ class TorchRunner:
         self.images = images
         self.device = states.device
         self._stops: dict[int, Tensor] = {}  # by slot, what a step left of a prompt's last hidden state (SaveSlot)
+        self._branch: list[int] = []
+
+    @property
+    def branch(self) -> tuple[int, ...]:
+        """See RankRunner: which slots' rows were replayed or ran ahead, how many tokens of a row stay, what was not
+        finite."""
+        return tuple(self._branch)
+
+    @property
+    def model(self) -> HybridModel:
+        if self._model is None:
+            raise RuntimeError("the weights were dropped: the engine sleeps")
+        return self._model
+
+    def put_model(self, model: HybridModel | None) -> None:
+        """None: nothing can be computed until there is one again."""
+        self._model = model
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
         """Run one step. A forward pass that raises fails every row of the step, because their live states may have been
         updated in some layers and not in others; requests without a row in it go on. A row that fails behind the
-        layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more.
+        layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more,
+        and for whatever goes wrong on one of several ranks: the others are somewhere else then.
         """
-        began = time.perf_counter()
+        began, self._branch = time.perf_counter(), []
+        exchange = ALONE if self._model is None else self._model.exchange  # actions alone need no weights
         for action in plan.before:
             self._apply(action)
         results: tuple[RowResult, ...] = ()
         if plan.rows:
             try:
                 results = self._forward(plan, sampling)
+                exchange.check()
             except Exception as error:  # whatever it is: the engine outlives it, and says so
+                if exchange.ranks > 1:
+                    raise
                 log.exception("step %d failed", plan.step)
                 touch(self.device)
                 text = f"the engine could not compute this step: {error}"
@@ -111,12 +136,18 @@ class TorchRunner:
     def regions(self) -> dict[str, Region]:
         """The device's memory that is held for good, by purpose."""
         tower = None if self.images is None else self.images.tower
-        return regions(self.model, tower, self.kv, self.states, self.store, self)
+        return regions(self._model, tower, self.kv, self.states, self.store, self)
+
+    def forget_slots(self) -> None:
+        """What steps have left of slots beside their states; for when nobody runs."""
+        self._stops.clear()
+        for slot in range(len(self.tables.ids_SP)):
+            self.tables.forget(slot)
 
     def sweep(self) -> list[RegionRead]:
         """See Runner.sweep. Whatever goes wrong with reading alone costs nobody the engine."""
         try:
-            return sweep(self.regions(), self.device)
+            return sweep(self.regions(), self.device, holes=self.kv.store.pool.holes())
         except RuntimeError:  # of torch: no memory for a sum, say
             log.exception("the sweep failed")
             touch(self.device)
@@ -134,16 +165,18 @@ class TorchRunner:
         rows, replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else ((), None)
         if self.graphs is None or replayed is None:
             return self._compute(plan, sampling)
+        self._branch += [len(rows), *(row.slot for row in rows)]
         self._save_behind(rows, replayed.hidden_RH)
         drawn = self._draw(rows, sampling, replayed.logits_RV)
         places = {row.request_id: i for i, row in enumerate(rows)}
         others = tuple(row for row in plan.decode if row.request_id not in places)
         if plan.may_follow and not others:
             following = [plan.decode[i] for i in plan.may_follow]
-            self.graphs.run_ahead(following, [places[row.request_id] for row in following], drawn.launched.tokens_R)
+            self._branch += [row.slot for row in following]
+            self.graphs.run_ahead(following, [places[row.request_id] for row in following], drawn.tokens_R)
         rest = msgspec.structs.replace(plan, decode=others)
         beside = self._compute(rest, sampling) if rest.rows else ()
-        chosen = self.chooser.collect(drawn)  # what is not finite in hidden states is not in logits
+        chosen = drawn.collect()  # what is not finite in hidden states is not in logits
         return (*(chosen[row.request_id] for row in rows), *beside)
 
     def _compute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
@@ -157,7 +190,7 @@ class TorchRunner:
         drawn = self._draw(sampled, sampling, self.model.logits(hidden_TH[batch.logit_rows])) if sampled else None
         for item in staged:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
-        chosen = self.chooser.collect(drawn) if drawn else {}
+        chosen = drawn.collect() if drawn else {}
         kept = [_kept(row, chosen.get(row.request_id)) for row in plan.rows]
         self._take_back(plan.decode, kept, before)
         spans = [slice(span.offset, span.offset + count) for span, count in zip(batch.spans, kept, strict=True)]
@@ -166,6 +199,7 @@ class TorchRunner:
         whole = [i for i, row in enumerate(plan.decode) if kept[i] == len(row.tokens)]
         self._save_behind([plan.decode[i] for i in whole], [hidden_TH[spans[i].stop - 1] for i in whole])
         finite = _finite_spans(hidden_TH, spans)
+        self._branch += [*kept, *map(int, finite)]
         rows = zip(plan.rows, batch.spans, finite, strict=True)
         return tuple(
             self._result(row, sampling, hidden_TH[span.rows], chosen.get(row.request_id))
@@ -228,29 +262,41 @@ class TorchRunner:
         )
         return batch, staged
 
-    def _draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawn:
-        return self.chooser.draw([sampling[row.request_id] for row in rows], [row.drafts for row in rows], logits_RV)
+    def _draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawing:
+        return self.chooser.draw(rows, sampling, logits_RV)
 
     def _result(
         self, row: Segment, sampling: Mapping[str, SamplingInput], hidden_NH: Tensor, chosen: RowResult | None
     ) -> RowResult:
-        if row.scored == 0 or (chosen is not None and chosen.error):
-            return chosen or RowResult(row.request_id)
+        result = chosen or RowResult(row.request_id)
+        if row.scored == 0:
+            return result
         try:
-            prompt = self._prompt_logprobs(row, sampling[row.request_id], hidden_NH[: row.scored])
+            prompt = self._prompt_logprobs(row, sampling.get(row.request_id), hidden_NH[: row.scored])
         except Exception as error:
-            return RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
-        return replace(chosen or RowResult(row.request_id), prompt_logprobs=prompt)
+            failed = RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
+            return result if result.error else failed
+        return result if result.error else replace(result, prompt_logprobs=prompt)
 
-    def _prompt_logprobs(self, row: Segment, given: SamplingInput, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
-        """Hidden state i of the segment predicts prompt token start + i + 1."""
-        targets = given.context[row.start + 1 : row.start + 1 + row.scored]
+    def _prompt_logprobs(
+        self, row: Segment, given: SamplingInput | None, hidden_NH: Tensor
+    ) -> tuple[TokenLogprob, ...]:
+        """Hidden state i of the segment predicts prompt token start + i + 1. Every rank computes all logits, whatever
+        becomes of them; one that knows no wishes makes nothing of them."""
         found: list[TokenLogprob] = []
-        for piece in range(0, row.scored, HEAD_PIECE_ROWS):
-            logits_RV = self.model.logits(hidden_NH[piece : piece + HEAD_PIECE_ROWS])
-            found += logprobs_of(
-                logits_RV, targets[piece : piece + HEAD_PIECE_ROWS], given.sampling.prompt_logprobs or 0
-            )
+        failed: Exception | None = None
+        for start in range(0, row.scored, HEAD_PIECE_ROWS):
+            logits_RV = self.model.logits(hidden_NH[start : start + HEAD_PIECE_ROWS])
+            if given is None or failed is not None:
+                continue
+            first = row.start + 1 + start
+            try:
+                targets = given.context[first : first + len(logits_RV)]
+                found += logprobs_of(logits_RV, targets, given.sampling.prompt_logprobs or 0)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
         return tuple(found)
 
     def _apply(self, action: Action) -> None:
@@ -272,6 +318,12 @@ class TorchRunner:
                 self.store.keep_pages(pairs)
             case PromotePages(pairs):
                 self.store.load_pages(pairs)
+            case MovePages(pairs):
+                self.store.arrive()
+                for first in range(0, len(pairs), MOVED):
+                    part = pairs[first : first + MOVED]
+                    read = self.kv.store.read_pages([page for page, _ in part])
+                    self.kv.store.write_pages([page for _, page in part], read)
             case Drop():
                 self.store.drop(action)
             case EncodeImage() | ForgetImages():
