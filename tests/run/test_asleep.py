@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from kakera.run.asleep import Sleeper
 from kakera.run.build import build_engine
 from kakera.run.host_copy import HostCopy
 from kakera.run.regions import KV, PAGES, STATES, WEIGHTS
+from seeing_model import picture, prompt_of
 
 LASTING = (PAGES, KV, STATES, WEIGHTS)
 PROMPT = tokens_of(1, 330)
@@ -177,6 +179,23 @@ def test_a_card_keeps_at_level_1_what_it_brings_back(tiny_model, card):
     assert deeper[1] < deeper[0] and held(world, KV) == held(world, WEIGHTS) == 0
     world.engine.wake_up()
     assert world.one(ask("c", PROMPT, 9)).tokens == before
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_vision_tower_sleeps_as_well(seeing_model, card, level):
+    """It is no part of the model that level 2 reads again: it is copied."""
+    sees = {"vision": "device", "image_tokens": 256, "image_store": 400, "pixel_bytes": 10**8}
+    world, other = (World.build(seeing_model, **sees) for _ in range(2))
+    sleeper_of(world)._cards = True
+    tokens, images = prompt_of(tokens_of(1, 70), picture(1, 9, 12), tokens_of(2, 20))
+    seen = replace(ask("a", tokens, 9), images=images)
+    before = world.one(seen).tokens
+    world.engine.flush()  # the embeddings go, so that the tower is asked again
+    world.engine.sleep(level)
+    assert held(world) == 0
+    world.engine.wake_up()
+    assert world.one(seen).tokens == before == other.one(seen).tokens
+    assert world.cache.counters["images_encoded"] == 2
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["as the system says", "as it turns out"])

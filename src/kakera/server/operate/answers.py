@@ -173,6 +173,7 @@ class StatusAnswer(TypedDict):
     version: str
     model: str
     about: str
+    sees: bool
     context: int
     uptime_seconds: float
     clock_seconds: float

@@ -44,6 +44,7 @@ def status_routes(
             "version": __version__,
             "model": service.model.name,
             "about": title(plan) if plan else "a scripted model: no weights, no memory plan",
+            "sees": service.model.sees,
             "context": service.engine.limits.context,
             "uptime_seconds": round(time.monotonic() - service.metrics.began, 1),
             "clock_seconds": round(time.monotonic(), 3),
