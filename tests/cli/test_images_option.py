@@ -78,3 +78,25 @@ def test_a_picture_goes_with_the_next_message_of_a_chat(model, tmp_path):
     file.write_text("no image")
     assert obey(chat, f"/image {file}") and obey(chat, "what is this?")
     assert "in no format that is read" in out.getvalue()
+
+
+def test_info_and_plan_tell_of_a_tower(seeing_model, tiny_model):
+    """Stored or not: `info` of a directory whose config tells of a tower that its files lack says so."""
+    import json
+    import shutil
+
+    from in_process import run
+
+    shown = run("info", str(seeing_model)).stdout
+    assert "vision tower: 2 blocks x 48" in shown and "a token is 8 x 8 pixels" in shown
+    told = json.loads(run("info", str(seeing_model), "--json").stdout)["vision"]
+    assert told["bytes"] == 2 * told["parameters"] > 0 and told["pixels_per_token"] == 64
+    assert "vision" not in json.loads(run("info", str(tiny_model), "--json").stdout)
+    lacking = seeing_model.parent / "lacking"
+    shutil.copytree(tiny_model, lacking)
+    shutil.copy(seeing_model / "config.json", lacking)
+    assert "which this checkpoint does not hold" in run("info", str(lacking)).stdout
+    planned = run("plan", str(seeing_model), "--gpus", "cpu", "--kv-group", "32", "--json")
+    assert json.loads(planned.stdout)["vision"] == "device"
+    without = json.loads(run("plan", str(lacking), "--gpus", "cpu", "--kv-group", "32", "--json").stdout)
+    assert "vision" not in without and "images are refused: the checkpoint holds no whole" in without["warnings"][-1]
