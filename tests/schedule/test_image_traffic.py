@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kakera.contract.images import ImageSpan, rope_positions
 from kakera.contract.request import Request, Sampling
-from kakera.contract.step import Action, EncodeImage, ForgetImages, RowResult, SamplingInput, Segment
+from kakera.contract.step import Action, EncodeImage, ForgetImages, RowResult, SamplingInput, Segment, StepPlan
 
 PAD, START, END = 900_001, 900_002, 900_003
 SIZES = [(1, 1), (3, 5), (8, 8), (11, 30)]  # tokens: 1, 15, 64, 330
@@ -151,6 +151,24 @@ def test_some_traffic_hits_fails_and_encodes_again():
         assert sum(each[name] for each in counters) > 2, name
     prompts = [image for driver in drivers for request in driver.requests.values() for image in request.images]
     assert sum(each["images_encoded"] for each in counters) < len(prompts)
+
+
+def test_the_time_of_a_tower_is_none_of_prompts():
+    """Else a prompt behind an image would be read page by page, and a card would be said to be spilling."""
+    driver = SeeingDriver(10_000, pages=60)
+
+    def encodes(plan: StepPlan) -> bool:
+        return any(isinstance(action, EncodeImage) for action in plan.before)
+
+    driver.runner.seconds = lambda plan: 5.0 if encodes(plan) else 0.001 * plan.token_count
+    budget, found = driver.scheduler.budget, 0
+    for number in range(8):
+        driver.look([prose(130, seed=number), picture(number), prose(500, seed=9)], 5)
+        while (before := (budget.token_seconds, budget.decode_seconds)) and driver.step():
+            if encodes(driver.plans[-1]):
+                assert (budget.token_seconds, budget.decode_seconds) == before
+                found += 1
+    assert found == 8 and 0 < budget.token_seconds < 0.01 and driver.scheduler.lateness.found == 0
 
 
 @pytest.mark.slow

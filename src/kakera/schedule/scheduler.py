@@ -281,7 +281,7 @@ class Scheduler:
         self._in_flight = None
         self._last_step_at = self.clock()
         prefilled = sum(len(row.tokens) for row in plan.prefill)
-        if plan.rows:
+        if plan.rows and not any(isinstance(action, EncodeImage) for action in plan.before):  # which takes its own time
             self.budget.observe(prefilled, result.seconds)
             self.lateness.observe(plan, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
