@@ -25,18 +25,23 @@ from kakera.target.threads import given_threads
 
 @dataclass(frozen=True)
 class RankBuild:
-    """How any rank is built; can be pickled. `threads`: of a CPU, for all ranks together."""
+    """How any rank is built; can be pickled. `threads`: of a CPU, for all ranks together. `cards`: the place of each
+    rank's among those that CUDA shows; () for the first, the second and so on."""
 
     directory: Path
     plan: Plan
     escha_bias: bool = False
     threads: int | None = None
+    cards: tuple[int, ...] = ()
 
     def __call__(
         self, meeting: Meeting, progress: Tell | None = None, grammars: bool = False
     ) -> tuple[TorchRunner, ProcessExchange]:
         exchange = ProcessExchange(meeting)
-        self._share_threads(meeting.ranks)
+        if self.plan.target.has_cards:
+            see_only(self.cards[meeting.rank] if self.cards else meeting.rank)
+        else:
+            self._share_threads(meeting.ranks)
         runner = build_runner(
             self.directory,
             self.plan,
@@ -53,6 +58,14 @@ class RankBuild:
 
         if self.threads is not None or not any(name in os.environ for name in USERS):
             torch.set_num_threads(max(1, (self.threads or given_threads()) // ranks))
+
+
+def see_only(card: int) -> None:
+    """Of the cards that CUDA shows to this process, which has not used one yet: then its card is the only one, and the
+    first for whatever names none."""
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    os.environ["CUDA_VISIBLE_DEVICES"] = str(card) if shown is None else shown.split(",")[card].strip()
 
 
 def open_engine(

@@ -1,0 +1,64 @@
+"""A model that ranks share on cards, or on one: the answers of one rank, hits too. Skipped without a GPU.
+
+Exchanges go through the host by copies here, so that nothing but the exchange's kernel is missing from serving with two
+cards: halved shapes in all kernels, stores, warm-up in step, tokens that followers hear.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from run_world import World, ask, logprob_gap, tokens_of
+from shared_world import ProcessWorld, write_shared
+
+import kakera
+from kakera.arch.registry import load_spec
+from kakera.plan.plan import Plan, Wishes
+from kakera.plan.planner import make_plan
+from kakera.plan.weights import from_checkpoint
+from kakera.run.build import build_engine, scheduler_for
+from kakera.run.engine import LocalEngine
+from kakera.run.ranks.engine import RankBuild, lead
+from kakera.target.devices import Device, Machine
+from kakera.target.target import CUDA
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+MINI = Path(kakera.__file__).parent / "data" / "mini"
+CLOSE = 0.1  # of log-probabilities: partial sums are rounded to 16 bit
+
+
+def plan_for_cards(directory: Path, cards: int) -> Plan:
+    spec, size = load_spec(directory), 12 * 10**9
+    machine = Machine(CUDA, (Device("12GB", size),) * cards, 64 * 10**9)
+    wishes = Wishes(gpus=",".join(["12GB"] * cards), context=2048, max_running=3, chunk=512, host_cache=2**28)
+    return make_plan(spec, wishes, machine, from_checkpoint(directory, spec))
+
+
+@pytest.mark.parametrize("which", ["mini", "more heads"])
+def test_two_ranks_answer_as_one(tmp_path, monkeypatch, which):
+    """Greedy texts of a real model are equal; of made-up weights, whose logits are flat, log-probabilities are near as
+    long as the texts are."""
+    directory = MINI if which == "mini" else write_shared(tmp_path / "shared")
+    plan, count = plan_for_cards(directory, 2), torch.cuda.device_count()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))  # and back again
+    cards = (0, 1) if count > 1 else (0, 0)  # of one card each has its part of the memory
+    runner, followers = lead(RankBuild(directory, plan, cards=cards), 2, on_death=lambda why: None)
+    shared = ProcessWorld(LocalEngine(scheduler_for(plan), runner))
+    alone = World(build_engine(directory, plan_for_cards(directory, 1)))
+    try:
+        for n in (30, 300, 1200):
+            prompt = tokens_of(n, n)
+            wanted, cold, warm = (
+                world.one(ask(f"{kind} {n}", prompt, 12))
+                for world, kind in ((alone, "alone"), (shared, "cold"), (shared, "warm"))
+            )
+            if which == "mini":
+                assert cold.tokens == wanted.tokens and logprob_gap(cold, wanted) < CLOSE
+            assert warm.tokens == cold.tokens and warm.finished.usage.cached_tokens >= n // 64 * 64 - 64
+            assert abs(cold.logprobs[0].logprob - wanted.logprobs[0].logprob) < CLOSE
+        several = [ask(f"s{i}", tokens_of(i, 100), 20) for i in range(3)]
+        assert all(len(answer.tokens) for answer in shared.answer(*several))
+    finally:
+        followers.close()
