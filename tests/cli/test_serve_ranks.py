@@ -13,7 +13,7 @@ import pytest
 from tests.command_server import CommandServer
 
 from kakera.arch.registry import load_spec
-from kakera.cli.engine import recording, with_disk
+from kakera.cli.engine import with_disk
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
@@ -49,11 +49,9 @@ def shared_model(tmp_path: Path) -> Path:
     return directory
 
 
-def test_what_does_not_go_with_several_processes_is_refused_before_anything_is_loaded(tmp_path):
+def test_what_does_not_go_with_several_processes_is_refused_before_anything_is_loaded():
     plan = plan_for(BUNDLED, Wishes(gpus="cpu,cpu", context=512))
     recipe = EngineRecipe(BUNDLED, plan)
-    with pytest.raises(UsageError, match="--record: not for a model that several"):
-        recording(recipe, tmp_path / "record", "mini", False)
     with pytest.raises(UsageError, match="--disk-cache: not for a model that several"):
         with_disk(recipe, 10**9, print)
     with pytest.raises(UsageError, match="3 processes can not share 2 KV heads"):

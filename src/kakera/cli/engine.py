@@ -60,8 +60,6 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--record: a scripted model computes nothing that could be replayed")
-    if recipe.plan.ranks > 1:
-        raise UsageError("--record: not for a model that several processes share yet")
     check_place(file)
     return replace(recipe, recording=Recording(file.resolve(), name, prompts))
 
