@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kakera.arch.blocks import SwiGlu
 from kakera.arch.parts import LEAVES, leaf_cut, leaf_shard, of_first
 from kakera.arch.registry import spec_of
 from kakera.arch.shard import can_share, of_rank, vocabulary
 from kakera.arch.spec import LM_HEAD, ModelSpec
-from kakera.arch.tensors import WHOLE, Cut, Shard
+from kakera.arch.tensors import WHOLE, Cut, Shard, Tensor
 from kakera.plan.weights import from_config
 from random_model import ESCHA
 
@@ -125,3 +127,20 @@ def test_what_is_read_of_a_leaf_is_what_is_counted(leaf, axis, edges):
     if found is not None:
         assert found.shape(shape)[found.axis] * size == shape[found.axis] * 128 * (max(edges) - min(edges))
     assert of_first(axis, leaf) == (leaf == "bias" and axis == 1)
+
+
+@dataclass(frozen=True)
+class Whole(SwiGlu):
+    """A feed-forward block that nobody cuts."""
+
+    def tensors(self, hidden: int) -> tuple[Tensor, ...]:
+        return tuple(replace(tensor, shard=WHOLE) for tensor in super().tensors(hidden))
+
+
+def test_a_block_that_every_rank_has_whole_is_not_added_up():
+    """Each rank would add all of what it gives."""
+    spec = spec_of({**ESCHA, "num_attention_heads": 4, "num_key_value_heads": 2})
+    first, *others = spec.layers
+    whole = replace(first, sites=(first.sites[0], replace(first.sites[1], block=Whole(256))))
+    assert can_share(spec, 2) and not can_share(replace(spec, layers=(whole, *others)), 2)
+    assert can_share(replace(spec, layers=(whole, *others)), 1)

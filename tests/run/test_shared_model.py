@@ -85,7 +85,7 @@ def test_a_rotation_file_is_of_the_whole_model(shared_model, tmp_path):
 @pytest.mark.slow  # three times 95 M weights
 def test_the_bundled_model_shared_by_two():
     """Trellis codes, a coded head, one KV head a rank. (With INT2 pages and logits up to 7 flips are worth 1e-3.)"""
-    request = ask("prompt", tokens_of(3, 200), 8)
+    request = ask("prompt", tokens_of(3, 100), 4)
     alone, shared = World.build(MINI, "fp32", pages=8).watch(), SharedWorld.share(MINI, 2, "fp32", pages=8)
     wanted, found = alone.one(request), shared.one(request)
     assert found.tokens == wanted.tokens and logprob_gap(found, wanted) < 1e-4

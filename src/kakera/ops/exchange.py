@@ -4,7 +4,7 @@ A rank holds a part of every linear. What reads a part of its inputs gives a par
 goes into the residual stream in the call that adds and norms it: the stream is replicated, to the bit. Rank 0 speaks:
 it has whole logits, and its tokens go to the others.
 
-Implementations: `exchange_host.py` (a kernel through host memory that two cards see), `exchange_plain.py` (on a CPU).
+Implementations: `exchange_cards.py` (two cards, by a kernel through host memory), `exchange_plain.py` (on a CPU).
 """
 
 from __future__ import annotations

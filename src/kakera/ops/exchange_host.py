@@ -105,9 +105,9 @@ class _Launch(ctypes.Structure):
 
 
 class HostExchange:
-    """One rank's side of two: so far the sum with its norm of `exchange.Exchange`. All exchanges of a rank go through
-    one stream at a time, in the same order on both ranks, with the same number of rows; the segment must be zero when
-    both sides are made."""
+    """One rank's side of two. All exchanges of a rank go through one stream at a time, in the same order on both ranks,
+    with the same number of rows; the segment must be zero when both sides are made. `CardExchange` makes of it what a
+    model needs."""
 
     def __init__(
         self,
@@ -134,6 +134,15 @@ class HostExchange:
             most_rows=layout.rows,
             limit_us=limit_us,
         )
+
+    @property
+    def rows(self) -> int:
+        """At most, of one exchange."""
+        return self._layout.rows
+
+    @property
+    def channels(self) -> int:
+        return self._layout.channels
 
     def add_norm(self, x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x plus the partial sums of both ranks, and its RMS norm; what `exchange_norm_reference` gives, to the bit for
