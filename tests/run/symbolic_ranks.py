@@ -191,6 +191,7 @@ class SymbolicRecipe:
         followers = Followers(self.follower, self.ranks)
         try:
             followers.wait_built()
+            followers.meeting.meet()
         except BaseException:
             followers.close()
             raise

@@ -10,16 +10,19 @@ from pathlib import Path
 
 from kakera.disk.home import DiskCache
 from kakera.errors import RanksApart, UsageError
+from kakera.ops.exchange import Exchange
 from kakera.plan.plan import Plan
 from kakera.run.build import build_engine, build_runner, scheduler_for
 from kakera.run.engine import LocalEngine
 from kakera.run.process.starting import Tell
+from kakera.run.ranks.cards import card_exchange, segment_bytes
 from kakera.run.ranks.exchange import ProcessExchange
 from kakera.run.ranks.leader import LeadingRunner
 from kakera.run.ranks.meeting import Meeting
 from kakera.run.ranks.start import Followers, end_process
 from kakera.run.step.runner import TorchRunner
 from kakera.run.threads import USERS
+from kakera.target.as_torch import DTYPES
 from kakera.target.threads import given_threads
 
 
@@ -36,12 +39,8 @@ class RankBuild:
 
     def __call__(
         self, meeting: Meeting, progress: Tell | None = None, grammars: bool = False
-    ) -> tuple[TorchRunner, ProcessExchange]:
-        exchange = ProcessExchange(meeting)
-        if self.plan.target.has_cards:
-            see_only(self.cards[meeting.rank] if self.cards else meeting.rank)
-        else:
-            self._share_threads(meeting.ranks)
+    ) -> tuple[TorchRunner, Exchange]:
+        exchange = self._exchange(meeting)
         runner = build_runner(
             self.directory,
             self.plan,
@@ -51,6 +50,18 @@ class RankBuild:
             escha_bias=self.escha_bias,
         )
         return runner, exchange
+
+    @property
+    def segment_bytes(self) -> int:
+        """Of memory that cards share."""
+        return segment_bytes(self.plan.spec.hidden) if self.plan.target.has_cards else 0
+
+    def _exchange(self, meeting: Meeting) -> Exchange:
+        if not self.plan.target.has_cards:
+            self._share_threads(meeting.ranks)
+            return ProcessExchange(meeting)
+        see_only(self.cards[meeting.rank] if self.cards else meeting.rank)
+        return card_exchange(meeting, self.plan.spec.hidden, DTYPES[self.plan.target.dtype])
 
     def _share_threads(self, ranks: int) -> None:
         """All ranks compute at the same time."""
@@ -98,7 +109,7 @@ def lead(
     on_death: Callable[[str], None] = end_process,
 ) -> tuple[LeadingRunner, Followers]:
     """Rank 0's runner, when all ranks are warm and have met; and the others, which end with it or its process."""
-    followers = Followers(build, ranks, on_death)
+    followers = Followers(build, ranks, on_death, build.segment_bytes)
     try:
         try:
             runner, exchange = build(followers.meeting, progress, grammars)
@@ -106,6 +117,7 @@ def lead(
             followers.wait_built()  # whoever could not be built has said why
             raise
         followers.wait_built()
+        exchange.meet()
     except BaseException:
         followers.close()
         raise
