@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from symbolic_ranks import meetings
 
 from kakera.errors import KakeraError
 from kakera.ops.exchange import ALONE
 from kakera.ops.exchange_plain import ThreadExchange
+from kakera.run.ranks import cards
 from kakera.run.ranks.cards import ROWS, TESTED, SettlingExchange, segment_bytes, self_test
 from rank_threads import together
 
@@ -75,6 +77,20 @@ def test_a_card_that_the_other_never_reaches_is_said_in_words():
 
     with pytest.raises(KakeraError, match=r"do not reach each other .*rank 1 did not come"):
         together(2, work)
+
+
+def test_a_driver_that_does_not_let_the_card_see_the_memory_refuses_the_start(monkeypatch):
+    """Under WSL2, or in a container: said by whichever rank it is, in the words of the driver."""
+
+    def refuse(*_: object, **options: object) -> None:
+        raise KakeraError("the driver does not let the card see 0.00 GB of host memory: OPERATING_SYSTEM")
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(cards, "Segment", refuse)
+    one, _ = meetings(2)
+    one.segment = 0
+    with pytest.raises(KakeraError, match="does not let the card see"):
+        cards.card_exchange(one, 5120, torch.bfloat16)
 
 
 def test_the_memory_that_cards_share_is_a_few_megabytes():

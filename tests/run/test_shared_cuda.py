@@ -1,7 +1,7 @@
-"""A model that ranks share on cards, or on one: the answers of one rank, hits too. Skipped without a GPU.
+"""A model that ranks share on cards, or on one by turns: the answers of one rank, hits too. Skipped without a GPU.
 
-Exchanges go through the host by copies here, so that nothing but the exchange's kernel is missing from serving with two
-cards: halved shapes in all kernels, stores, warm-up in step, tokens that followers hear.
+The whole way of serving: shapes of a rank in all kernels and stores, warm-up and captures in step, the sums' kernel in
+graphs and beside them, tokens that followers hear, steps that run ahead.
 """
 
 from __future__ import annotations
