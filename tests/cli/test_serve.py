@@ -147,6 +147,16 @@ def test_broken_script_is_one_clear_line(tmp_path: Path) -> None:
     assert "streams" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_a_level_of_sleep_without_a_time_is_refused() -> None:
+    from typer.testing import CliRunner
+
+    from kakera.cli import app
+    from kakera.errors import UsageError
+
+    done = CliRunner().invoke(app, ["serve", "mini", "--sleep-level", "2"])
+    assert isinstance(done.exception, UsageError) and "needs --sleep-after" in str(done.exception)
+
+
 def test_the_command_lines_default_of_keep_alive_is_the_servers() -> None:
     from kakera.cli.options import DEFAULT_KEEP_ALIVE
     from kakera.server.http.connection import KEEP_ALIVE_SECONDS

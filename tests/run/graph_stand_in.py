@@ -52,7 +52,7 @@ class StandIn:
 
 def with_graphs(world: World, most: int = 8) -> list[StandIn]:
     owner = world.runner
-    owner.graphs = DecodeGraphs(owner.model, owner.kv, owner.states, owner.tables)
+    owner.graphs = DecodeGraphs(owner.kv, owner.states, owner.tables)
     made = [StandIn(owner.graphs, owner, count) for count in range(1, most + 1)]
     owner.graphs._captured = [_Captured(one, one.outputs) for one in made]
     return made

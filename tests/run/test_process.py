@@ -110,11 +110,28 @@ async def _life(tiny_model):
         await _leaving(client)
         await _flushing(client)
         await _sweeping(client)
+        await _sleeping(client, tiny_model)
         await _killed(client)
     finally:
         await client.close()
     await client.close()
     assert not left_behind()
+
+
+async def _sleeping(client, tiny_model):
+    """One that runs stands still and goes on with the same text; told twice, in order, and shown."""
+    request = ask("sleeps", tokens_of(5, 300), 60)
+    asked = asyncio.create_task(collect(client, request))
+    await until(client, lambda stats: stats.running)
+    states = await asyncio.gather(client.sleep(1), client.sleep(2), client.wake_up(), client.wake_up(), client.sleep(1))
+    assert [state.level for state in states] == [1, 2, 0, 0, 1]
+    stats = await client.stats()
+    assert (stats.asleep, stats.running, stats.waiting, stats.idle) == (1, 0, 1, True) and not asked.done()
+    seen = stats.at
+    await until(client, lambda stats: stats.at > seen)  # it reports in its sleep
+    assert (await client.wake_up()).level == 0
+    tokens, _ = await asked
+    assert tokens == World.build(tiny_model).one(request).tokens
 
 
 async def _several_at_once(client, tiny_model):
@@ -204,13 +221,17 @@ async def _sweeping(client):
 
 
 async def _killed(client):
+    """In its sleep, too: who is kept hears of it."""
+    kept = asyncio.create_task(collect(client, ask("kept", tokens_of(9, 50), 1900)))
+    await until(client, lambda stats: stats.running)
+    assert (await client.sleep(1)).level == 1
     waiting = [asyncio.create_task(collect(client, ask(f"w{i}", tokens_of(i, 50), 1900))) for i in range(3)]
     await asyncio.sleep(0.2)
     os.kill(client.pid, signal.SIGKILL)
-    for outcome in await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60):
+    for outcome in await asyncio.wait_for(asyncio.gather(kept, *waiting, return_exceptions=True), 60):
         assert isinstance(outcome, EngineDied) and "-9" in str(outcome) and outcome.exit_status == 70
     assert await asyncio.wait_for(client.died(), 60) == -signal.SIGKILL
-    for call in (client.stats(), collect(client, ask("late", tokens_of(1, 5)))):
+    for call in (client.stats(), client.wake_up(), collect(client, ask("late", tokens_of(1, 5)))):
         with pytest.raises(EngineDied):
             await call
 

@@ -17,6 +17,7 @@ from kakera.contract.events import (
     Progress,
     PromptLogprobs,
     RegionRead,
+    SleepState,
     Tokens,
     Usage,
 )
@@ -43,6 +44,7 @@ class FakeEngine:
         self.prefill_seconds = 0.0
         self.dead = False
         self.stuck = False
+        self.asleep = 0
         self._stop: set[str] = set()
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
@@ -79,12 +81,24 @@ class FakeEngine:
         self._check()
         return [RegionRead("weights", 0, 64 * 2**20, (0.001, 0.0001))]
 
+    async def sleep(self, level: int) -> SleepState:
+        """Streams stand still until it is woken."""
+        self._check()
+        self.asleep = max(level, self.asleep)
+        return SleepState(self.asleep, 0.5, 7 * 10**8, 10**10)
+
+    async def wake_up(self) -> SleepState:
+        self._check()
+        self.asleep = 0
+        return SleepState(0, 0.25, 10**10)
+
     async def stats(self) -> EngineStats:
         self._check()
         return EngineStats(
             running=len(self.open),
             waiting=self.waiting,
             steps=self.steps,
+            asleep=self.asleep,
             counters={"evictions": 3.0},
             active=tuple(self._halfway(request) for request in self.requests if request.id in self.open),
         )
@@ -132,7 +146,7 @@ class FakeEngine:
     async def _sleep(self, seconds: float) -> None:
         """In small pieces, so that a death or a hang shows at once."""
         self._check()
-        while self.stuck or seconds > 0:
+        while self.stuck or self.asleep or seconds > 0:
             await asyncio.sleep(0.01)
             seconds -= 0.01
             self._check()

@@ -67,6 +67,14 @@ def test_a_cpu_has_one_memory_with_all_rows():
     assert len(bar.rows) == len(plan.rows)
 
 
+@pytest.mark.parametrize(("target", "level", "filled"), [(CUDA, 1, 0), (CUDA, 2, 0), (CPU, 1, 1), (CPU, 2, 0)])
+def test_weights_of_an_engine_that_sleeps_fill_nothing_where_they_are_not(target, level, filled):
+    plan = plan_of(Device("it", 12 * GB), target=target)
+    first, *_ = bars(plan, replace(stats_of(plan), asleep=level), Reading(32 * GB, GB, 0, (card(GB),)))
+    weights_row = next(row for row in plan.rows if row.name == "weights")
+    assert used_of(first)["weights"] == filled * weights_row.bytes
+
+
 def test_a_full_pool_fills_its_rows_to_the_byte():
     plan = plan_of(Device("card", 12 * GB))
     gpu, _ = bars(plan, stats_of(plan, used=plan.pages), Reading(32 * GB, GB, 0))

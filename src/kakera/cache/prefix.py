@@ -272,6 +272,12 @@ class PrefixCache:
         self.gains += 1
         return Flushed(pages, len(loose), bytes_before - self.host.used)
 
+    def demote(self) -> None:
+        """Every page leaves the device: what leads to a checkpoint goes to the host, as far as that has room. Nobody
+        may hold a lease."""
+        assert not self.leases, "pages of running requests stay where they are"
+        self._residency.free_device(self.device.count)
+
     def _forfeit_sink(self, lease: Lease) -> None:
         if lease.sink is not None:
             self._residency.drop_sink(lease.sink)

@@ -131,7 +131,7 @@ class ChatTemplate:
 
     def _tokenise(self, text: str, mask: str, watch: Watch) -> tuple[array[int], list[int]]:
         """Token ids, and the positions after each end-of-turn token and the white space that belongs to it."""
-        watch(self._tokenizer.least_tokens(text.replace(mask, "")))
+        watch(self._tokenizer.least_tokens(text, mask))
         tokens = packed(())
         ends: list[int] = []
         turn_ended = False

@@ -60,6 +60,19 @@ DrainOption = Annotated[
     typer.Option("--drain-seconds", min=0, max=86400, help="Seconds for which requests may go on after SIGTERM."),
 ]
 DEFAULT_DRAIN = 3.0  # as in server/run.py
+SleepAfterOption = Annotated[
+    float | None,
+    typer.Option(
+        "--sleep-after",
+        min=1,
+        metavar="SECONDS",
+        help="Give the card's memory back after so long without a request; the next one wakes it.",
+    ),
+]
+SleepLevelOption = Annotated[
+    int, typer.Option("--sleep-level", min=1, max=2, help="Then: 1 weights to host memory, 2 read them again.")
+]
+DEFAULT_SLEEP_LEVEL = 1
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads of a CPU. Default: as many as are fast here, measured.")
 ]

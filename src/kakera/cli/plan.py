@@ -16,6 +16,7 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
 
     from kakera.cli.model import shape_of
     from kakera.errors import PlanRefused
+    from kakera.plan.asleep import Asleep
     from kakera.plan.cautions import cautions, uneven
     from kakera.plan.costs import costs
     from kakera.plan.planner import beside_wsl, make_plan
@@ -38,13 +39,14 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     notes += uneven(made, speed, wishes, machine, weights)
     chosen = costs(made, wishes, machine, weights)
     other = beside_wsl(spec, wishes, machine, weights)
-    proof = proof_for(made, machine)
+    proof, asleep = proof_for(made, machine), Asleep.of(made, machine)
     if len(made.device_bytes) > 1:
         notes += ("kakera computes on one card so far: this is what several will take, its speeds are estimates",)
     if spec.unserved:
         notes += (spec.unserved,)
     if as_json:
         more = {"elsewhere": other and other.to_json(), "proven": proof and proof.day}
+        more["asleep"] = asleep.to_json()
         _print_json({**to_json(made, machine, speed, notes, chosen), **more})
         return
     from rich.console import Console
@@ -56,6 +58,7 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     console.print(f"Weights: {weights.source}.", speed_line(speed, made, machine), style="dim")
     if made.placed:
         console.print(read_line(speed, made), style="dim")
+    console.print(asleep.text, style="dim", soft_wrap=True)
     if chosen:
         console.print("What kakera chose, what it gives and what it costs (estimates):")
         for cost in chosen:

@@ -14,6 +14,7 @@ from kakera.cli.options import (
     DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
     DEFAULT_PORT,
+    DEFAULT_SLEEP_LEVEL,
     LEVELS,
     AllowedHostOption,
     AnyNameOption,
@@ -31,6 +32,8 @@ from kakera.cli.options import (
     NameOption,
     PortOption,
     ProveOption,
+    SleepAfterOption,
+    SleepLevelOption,
     ThreadsOption,
     with_memory_options,
 )
@@ -59,6 +62,8 @@ def serve(
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     drain_seconds: DrainOption = DEFAULT_DRAIN,
+    sleep_after: SleepAfterOption = None,
+    sleep_level: SleepLevelOption = DEFAULT_SLEEP_LEVEL,
     threads: ThreadsOption = None,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
@@ -93,6 +98,8 @@ def serve(
     check_level(log_level)
     if record_prompts and record is None:
         raise UsageError("--record-prompts needs --record FILE")
+    if sleep_level != DEFAULT_SLEEP_LEVEL and sleep_after is None:
+        raise UsageError("--sleep-level needs --sleep-after SECONDS")
     keys = keys_of(api_key, api_key_file)
     names, origins = tuple(allowed_host or ()), tuple(cors_origin or ())
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
@@ -128,6 +135,7 @@ def serve(
         notifier.send(f"STATUS=loading {name}")
         starting = asyncio.create_task(EngineClient.start(recipe, computes=not machine.target.has_cards))
         await asyncio.sleep(0)  # the engine's process loads while this one imports the web server, a second's work
+        from kakera.server.http.sleep import IdleSleep
         from kakera.server.run import serve as serve_engine
         from kakera.server.watchdog import attendant, first_token
 
@@ -157,6 +165,7 @@ def serve(
                 keep_alive_seconds=keep_alive,
                 attend=listening,
                 plan=recipe.plan,
+                idle_sleep=None if sleep_after is None else IdleSleep(sleep_after, sleep_level),
             )
         finally:
             notifier.send("STOPPING=1")

@@ -16,6 +16,7 @@ from kakera.cli.options import (
     DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
     DEFAULT_PORT,
+    DEFAULT_SLEEP_LEVEL,
     MEMORY_OPTIONS,
     AllowedHostOption,
     AnyNameOption,
@@ -34,6 +35,8 @@ from kakera.cli.options import (
     NameOption,
     PortOption,
     ProveOption,
+    SleepAfterOption,
+    SleepLevelOption,
     ThreadsOption,
     with_memory_options,
 )
@@ -63,6 +66,8 @@ def install(
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     drain_seconds: DrainOption = DEFAULT_DRAIN,
+    sleep_after: SleepAfterOption = None,
+    sleep_level: SleepLevelOption = DEFAULT_SLEEP_LEVEL,
     threads: ThreadsOption = None,
     disk_cache: DiskOption = None,
     kv_events: EventsOption = None,
@@ -92,6 +97,7 @@ def install(
     options += changed(
         {"keep-alive": (keep_alive, DEFAULT_KEEP_ALIVE), "drain-seconds": (drain_seconds, DEFAULT_DRAIN)}
     )
+    options += changed({"sleep-after": (sleep_after, None), "sleep-level": (sleep_level, DEFAULT_SLEEP_LEVEL)})
     options += changed({"threads": (threads, None), "disk-cache": (disk_cache, None), "kv-events": (kv_events, None)})
     facts = facts_for(found, options, wishes, drain_seconds)
     text = unit_text(facts)

@@ -114,18 +114,31 @@ class RegionRead:
     seconds: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class SleepState:
+    """How deep an engine sleeps: 0 not at all, 1 with its weights in host memory, 2 without weights. `seconds` that
+    falling asleep or waking took; bytes in use on the device by anybody, 0 on a CPU, and bytes of host memory that the
+    sleep takes."""
+
+    level: int
+    seconds: float = 0.0
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+
 @dataclass
 class EngineStats:
     """A snapshot of the engine for /metrics, /health, the page and the log. Numbers and ids only.
 
     `pages_free` counts every page that a request can have now; `pages_cached` of these hold a reusable prefix.
-    `paused` of the requests that run and wait do so for their readers. `at`: when the engine made it, by the clock that
-    all processes of a machine share.
+    `paused` of the requests that run and wait do so for their readers. `asleep`: as SleepState.level. `at`: when the
+    engine made it, by the clock that all processes of a machine share.
     """
 
     running: int = 0
     waiting: int = 0
     paused: int = 0
+    asleep: int = 0
     pages_free: int = 0
     pages_cached: int = 0
     pages_total: int = 0
@@ -142,5 +155,5 @@ class EngineStats:
 
     @property
     def idle(self) -> bool:
-        """There is nothing to compute: whoever is left waits for its reader."""
-        return self.running + self.waiting == self.paused
+        """There is nothing to compute: whoever is left waits for its reader, or for the engine to be woken."""
+        return self.asleep > 0 or self.running + self.waiting == self.paused

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from kakera.disk.home import DiskCache
 from kakera.errors import UsageError
 from kakera.kv.cache import KVCache
 from kakera.kv.rotation import Rotation
+from kakera.model.load import Progress
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.ops.exchange import ALONE, Exchange
@@ -29,6 +31,7 @@ from kakera.plan.plan import Plan
 from kakera.plan.share import plan_of_rank
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
+from kakera.run.asleep import Sleeper
 from kakera.run.choose.chooser import Chooser, Chooses
 from kakera.run.choose.spoken import Listener, Speaker
 from kakera.run.engine import LocalEngine
@@ -81,7 +84,8 @@ def build_engine(
     runner = build_runner(
         directory, plan, dtype=dtype, progress=progress, escha_bias=escha_bias, grammars=grammars, disk=disk
     )
-    return LocalEngine(scheduler_for(plan, runner.disk), runner)
+    sleeper = Sleeper(runner, directory, _loader(directory, plan, dtype, escha_bias))
+    return LocalEngine(scheduler_for(plan, runner.disk), runner, sleeper)
 
 
 def build_runner(
@@ -121,11 +125,8 @@ def build_runner(
     if plan.staged is not None and CacheSizes.of(plan).can_save:  # beside the loading: 8 GB take 5 s
         told = partial(tell, PINNING)
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
-    on_host = plan.embedding == "host"
     told = partial(tell, LOADING)
-    model = HybridModel.load(
-        directory, dtype, device, told, escha_bias=escha_bias, embedding_on_host=on_host, exchange=exchange
-    )
+    model = _loader(directory, plan, dtype, escha_bias, exchange)(told)
     kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
@@ -140,7 +141,7 @@ def build_runner(
     tables = PageTables(plan.slots, pages_for(plan.context), device)
     graphs = None
     if model.capturable and kv.backend.capturable:  # all of a decode step is kernels
-        graphs = DecodeGraphs(model, kv, states, tables)
+        graphs = DecodeGraphs(kv, states, tables)
     store: Store = HostStore(shape, kv.store, states)
     if segments is not None and plan.staged is not None:
         sizes, side = StoreSizes.of_plan(plan), SideStream(device)
@@ -156,6 +157,21 @@ def build_runner(
         for line in over_plan(plan, taken_bytes() - others):
             log.warning(line)
     return runner
+
+
+def _loader(
+    directory: Path, plan: Plan, dtype: torch.dtype | None, escha_bias: bool, exchange: Exchange = ALONE
+) -> Callable[[Progress], HybridModel]:
+    """Reads a rank's model, as often as it is called."""
+    return partial(
+        HybridModel.load,
+        directory,
+        dtype or DTYPES[plan.target.dtype],
+        torch.device(plan.target.kind),
+        escha_bias=escha_bias,
+        embedding_on_host=plan.embedding == "host",
+        exchange=exchange,
+    )
 
 
 def take_memory(plan: Plan) -> None:

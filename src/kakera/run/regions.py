@@ -20,7 +20,9 @@ PAGES, KV, STATES, SCRATCH, WEIGHTS, STAGING = (
 )
 
 
-def regions(model: HybridModel, kv: KVCache, states: StatePool, store: Store, runner: object) -> dict[str, Region]:
+def regions(
+    model: HybridModel | None, kv: KVCache, states: StatePool, store: Store, runner: object
+) -> dict[str, Region]:
     """Storages on the device of all tensors that a runner's objects hold, each in the first region that has it.
 
     What classes named ...Scratch hold is scratch wherever it hangs, and so is all that the runner has beside the model,

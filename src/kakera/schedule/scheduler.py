@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kakera.cache.keys import LastKeys
 from kakera.cache.prefix import PrefixCache
 from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
 from kakera.contract.grid import PAGE, pages_for
@@ -53,6 +54,7 @@ class Scheduler:
         self._in_flight: StepPlan | None = None
         self._events: list[Event] = []
         self._arrivals = 0
+        self._last_keys = LastKeys()
         self._steps = 0
         self._last_step_at = clock()
 
@@ -73,7 +75,7 @@ class Scheduler:
         if request.client and own >= self.limits.share + free:
             raise _queue_full(f"{own} of your requests are waiting, which is your share")
         self._arrivals += 1
-        self.waiting.push(Sequence(request, self._arrivals, self.clock(), allowed=allowed))
+        self.waiting.push(Sequence(request, self._arrivals, self.clock(), self._last_keys, allowed=allowed))
 
     def allow(self, request_id: str, tokens: int) -> None:
         """Let a request generate up to `tokens` tokens in all; there it pauses. Unknown ids are ignored."""
@@ -301,6 +303,15 @@ class Scheduler:
         """Forget every prefix that no running request holds. The plan carries it out; it is not to be committed."""
         assert self._in_flight is None, "flush while a plan is in flight"
         return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions())
+
+    def suspend(self) -> StepPlan:
+        """Everybody who runs goes back to the queue, and the device holds nothing any more: states and pages are in the
+        host store. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "suspend while a plan is in flight"
+        for sequence in reversed(self.running.oldest_first()):
+            self._preempt(sequence)
+        self.cache.demote()
+        return StepPlan(self._steps, self.cache.take_actions())
 
     def stats(self) -> EngineStats:
         now = self.clock()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
-from kakera.cache.keys import PageKey, page_keys
+from kakera.cache.keys import LastKeys, PageKey, page_keys
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match
 from kakera.cache.tree import Kind
@@ -27,6 +27,7 @@ class Sequence:
     request: Request
     arrival: int
     submitted_at: float
+    last_keys: InitVar[LastKeys | None] = None
     tokens: array[int] = field(init=False)
     keys: list[PageKey] = field(default_factory=list)
     target: int = 0
@@ -47,10 +48,10 @@ class Sequence:
     allowed: int = NO_LIMIT  # tokens that its reader lets it generate by now, in all
     loops: LoopGuard | None = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, last_keys: LastKeys | None) -> None:
         self.loops = LoopGuard() if self.request.sampling.loop_guard else None
         self.tokens = packed(self.request.tokens)
-        self.keys = page_keys(self.tokens, self.request.salt)
+        self.keys = (last_keys or LastKeys()).page_keys(self.tokens, self.request.salt)
 
     @property
     def id(self) -> str:

@@ -24,6 +24,7 @@ from kakera.server.http.intake import Intake
 from kakera.server.http.openapi import ERRORS, JSON_ERRORS
 from kakera.server.http.request_limits import BODY_SECONDS, RequestLimits
 from kakera.server.http.request_limits import body_limit as largest_body
+from kakera.server.http.sleep import IdleSleep, SleepGate
 from kakera.server.http.sse import CLIENT_CLOSED_REQUEST, ClientLeft
 from kakera.server.metrics.record import record_refusal
 from kakera.server.model import ServedModel
@@ -36,6 +37,7 @@ from kakera.server.operate.docs import docs_routes
 from kakera.server.operate.health import health_routes
 from kakera.server.operate.page import PATHS, page_routes
 from kakera.server.operate.router import router_routes
+from kakera.server.operate.sleep import sleep_routes
 from kakera.server.operate.spill import SpillWatch
 from kakera.server.operate.status import status_routes
 from kakera.server.operate.sweep import sweep_routes
@@ -54,6 +56,7 @@ def create_app(
     plan: Plan | None = None,
     watch: EngineWatch | None = None,
     access: Access = OPEN,
+    idle_sleep: IdleSleep | None = None,
     body_limit: int | None = None,
     body_seconds: float = BODY_SECONDS,
 ) -> FastAPI:
@@ -71,6 +74,8 @@ def create_app(
         tasks = [asyncio.create_task(watch.run())]
         if spill:
             tasks.append(asyncio.create_task(spill.run(watch)))
+        if idle_sleep:
+            tasks.append(asyncio.create_task(service.sleep.when_idle(idle_sleep)))
         yield
         for task in tasks:
             task.cancel()
@@ -103,6 +108,7 @@ def create_app(
         router_routes(service, plan),
         status_routes(service, plan, spill=spill),
         sweep_routes(service),
+        sleep_routes(service),
         page_routes(),
     ):
         app.include_router(router)
@@ -123,6 +129,7 @@ def create_app(
         refusals=refusals,
         emptied=service.intake.give_back_soon,
     )
+    app.add_middleware(SleepGate, sleep=service.sleep, paths=GENERATING, refusals=refusals)
     app.add_middleware(DrainGate, drain=service.drain, paths=GENERATING, refusals=refusals)
     app.add_middleware(Guard, access=access, open_paths=("/health", "/metrics", *PATHS), refusals=refusals)
     if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key

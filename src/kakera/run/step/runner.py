@@ -34,6 +34,7 @@ from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.ops.exchange import ALONE
 from kakera.plan.sizes import HEAD_PIECE_ROWS
 from kakera.run.choose.chooser import Chooses, Drawing
 from kakera.run.choose.logprobs import logprobs_of
@@ -69,7 +70,7 @@ class TorchRunner:
         disk: DiskRecords | None = None,
     ):
         """`graphs`: for decode steps. `disk`: without it no plan names the disk."""
-        self.model = model
+        self.put_model(model)
         self.kv = kv
         self.states = states
         self.store = store
@@ -87,6 +88,16 @@ class TorchRunner:
         finite."""
         return tuple(self._branch)
 
+    @property
+    def model(self) -> HybridModel:
+        if self._model is None:
+            raise RuntimeError("the weights were dropped: the engine sleeps")
+        return self._model
+
+    def put_model(self, model: HybridModel | None) -> None:
+        """None: nothing can be computed until there is one again."""
+        self._model = model
+
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
         """Run one step. A forward pass that raises fails every row of the step, because their live states may have been
@@ -94,8 +105,8 @@ class TorchRunner:
         layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more,
         and for whatever goes wrong on one of several ranks: the others are somewhere else then.
         """
-        began, exchange = time.perf_counter(), self.model.exchange
-        self._branch = []
+        began, self._branch = time.perf_counter(), []
+        exchange = ALONE if self._model is None else self._model.exchange  # actions alone need no weights
         for action in plan.before:
             self._apply(action)
         results: tuple[RowResult, ...] = ()
@@ -117,7 +128,13 @@ class TorchRunner:
 
     def regions(self) -> dict[str, Region]:
         """The device's memory that is held for good, by purpose."""
-        return regions(self.model, self.kv, self.states, self.store, self)
+        return regions(self._model, self.kv, self.states, self.store, self)
+
+    def forget_slots(self) -> None:
+        """What steps have left of slots beside their states; for when nobody runs."""
+        self._stops.clear()
+        for slot in range(len(self.tables.ids_SP)):
+            self.tables.forget(slot)
 
     def sweep(self) -> list[RegionRead]:
         """See Runner.sweep. Whatever goes wrong with reading alone costs nobody the engine."""

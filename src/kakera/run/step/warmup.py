@@ -37,7 +37,7 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
             raise KakeraError(f"the first step of {step.token_count} tokens failed: {failed[0]}")
         tell(i + 1, total)
     if runner.graphs is not None:
-        runner.graphs.capture(lambda done, _: tell(len(steps) + done, total))
+        runner.graphs.capture(runner.model, lambda done, _: tell(len(steps) + done, total))
     runner.execute(StepPlan(0, tuple(ResetSlot(slot) for slot in range(plan.slots))))
 
 

@@ -26,6 +26,7 @@ GAUGES = (
     ("running", "requests that generate or prefill"),
     ("waiting", "requests in the queue"),
     ("paused", "requests, running or in the queue, that wait for their clients to read"),
+    ("asleep", "how deep the engine sleeps: 0 awake, 1 with weights in host memory, 2 without weights"),
     ("pages_free", "KV pages of 64 tokens that a request can have now, those with a cached prefix included"),
     ("pages_cached", "KV pages of 64 tokens that hold a reusable prefix and no request uses"),
     ("pages_total", "KV pages of 64 tokens"),

@@ -21,7 +21,7 @@ from kakera.server.choice import ChatOutput, Delta, Job
 from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected
+from kakera.server.http.sse import DONE, Reply, answer, comment, event, unless_disconnected
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import ChatAnswer, ChatUsage, chat_usage
 from kakera.server.openai.constrain import budget_of, chat_constraint
@@ -174,6 +174,9 @@ class ChatReply(Reply):
             ],
             "usage": self._usage(),
         }
+
+    def still_works(self) -> str:
+        return comment(self._generation.standing)
 
     async def stream(self) -> AsyncGenerator[str]:
         begun: set[int] = set()

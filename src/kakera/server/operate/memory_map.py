@@ -70,6 +70,7 @@ def bars(plan: Plan, stats: EngineStats, reading: Reading) -> list[Bar]:
 
 
 def _rows(plan: Plan, stats: EngineStats, place: Place) -> tuple[tuple[PlanRow, int | None], ...]:
+    apart = not plan.target.one_memory  # else level 1 leaves the weights where they are
     left = _page_bytes(plan, stats)  # fills the page rows in their order
     found: list[tuple[PlanRow, int | None]] = []
     for row in plan.rows:
@@ -78,7 +79,7 @@ def _rows(plan: Plan, stats: EngineStats, place: Place) -> tuple[tuple[PlanRow, 
         used: int | None = None
         match row.meter:
             case "load":
-                used = row.bytes
+                used = 0 if stats.asleep > 1 or (stats.asleep and place == "device" and apart) else row.bytes
             case "slots":
                 used = row.bytes * (stats.slots_total - stats.slots_free) // max(stats.slots_total, 1)
             case "pages":

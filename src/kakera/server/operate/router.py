@@ -14,10 +14,8 @@ from pydantic import Field
 from kakera import __version__
 from kakera.contract.events import EngineStats
 from kakera.contract.grid import PAGE
-from kakera.errors import RequestRefused
 from kakera.plan.plan import Plan
 from kakera.server.fields import Body
-from kakera.server.http.access import is_loopback
 from kakera.server.operate.answers import DrainAnswer, FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
 from kakera.server.service import Service
 
@@ -56,7 +54,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
     async def server_info() -> ServerInfo:
         stats = await service.look()
         return {
-            "status": "draining" if service.drain.began else "ready",
+            "status": "draining" if service.drain.began else "asleep" if service.sleep.closed else "ready",
             "version": __version__,
             "model_path": name,
             "served_model_name": name,
@@ -114,10 +112,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
         """Refuse new requests, let running ones go on for `seconds`, keep the cache if there is a disk for it, and end
         the server with status 0. Answers at once; once more changes how long. Without the server's key, from this
         machine only."""
-        host = request.client.host if request.client else ""
-        if not (service.access.keys or is_loopback(host)):
-            text = "a server without keys is only stopped from its own machine; start it with --api-key-file"
-            raise RequestRefused(text, status=403, code="key_needed")
+        service.access.check_operator(request.client.host if request.client else "")
         seconds = (body or DrainBody()).seconds
         service.drain.begin(seconds)
         return {"status": "draining", "requests": service.drain.inside, "seconds": seconds}

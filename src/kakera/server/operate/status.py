@@ -35,6 +35,8 @@ def status_routes(
         memory = bars(plan, stats, reading) if plan else []
         warnings = [bar.warning for bar in memory if bar.warning]
         warnings += spill.warnings if spill else []
+        if service.sleep.closed:
+            warnings.append(service.sleep.text)
         if service.watch.stalled_for > service.watch.stall_seconds:
             warnings.append(service.watch.stall_text())
         return {
