@@ -70,6 +70,9 @@ def test_two_processes_serve_what_one_says_and_a_stopped_one_is_told_to_every_cl
         assert warm["choices"] == cold["choices"] and warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
         alone = _alone(shared_model, options, prompt)
         assert cold["choices"][0]["text"] == alone
+        refused = server.http.post("/sleep?level=1")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (501, "can_not_sleep")
+        assert server.complete(**body).json()["choices"] == cold["choices"], "it is awake"
         family = psutil.Process(server.process.pid).children(recursive=True)
         (follower,) = [process for process in family if "kakera.run.ranks.follower" in process.cmdline()]
         with server.http.stream("POST", "/v1/completions", json={**body, "max_tokens": 800, "stream": True}) as answer:

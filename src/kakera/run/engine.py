@@ -11,18 +11,17 @@ from kakera.cache.announced import Announced
 from kakera.contract.events import EngineStats, Event, Flushed, RegionRead, SleepState
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
-from kakera.run.interface import EngineLimits, Runner
+from kakera.run.interface import EngineLimits, Runner, Sleeps
 from kakera.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from kakera.run.asleep import Sleeper
     from kakera.run.process.kv_events import Publisher
 
 
 class LocalEngine:
     """Not thread-safe: one caller submits, aborts and steps."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, sleeper: Sleeper | None = None):
+    def __init__(self, scheduler: Scheduler, runner: Runner, sleeper: Sleeps | None = None):
         """`sleeper`: of the runner; without one there is no memory to give back."""
         self.scheduler = scheduler
         self.runner = runner

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kakera.contract.events import SleepState
 from kakera.disk.home import DiskCache
-from kakera.errors import RanksApart, UsageError
+from kakera.errors import RanksApart, RequestRefused, UsageError
 from kakera.ops.exchange import Exchange
 from kakera.plan.plan import Plan
 from kakera.run.build import build_engine, build_runner, scheduler_for
@@ -97,7 +98,21 @@ def open_engine(
         raise UsageError("--disk-cache: not for a model that several processes share yet")
     build = RankBuild(directory, plan, escha_bias, threads)
     runner, _ = lead(build, plan.ranks, progress=progress, grammars=grammars)
-    return LocalEngine(scheduler_for(plan), runner)
+    return LocalEngine(scheduler_for(plan), runner, Sleepless())
+
+
+class Sleepless:
+    """Of ranks: to sleep all would have to, and to wake at the same time, since they capture graphs together."""
+
+    def sleep(self, level: int) -> SleepState:
+        raise RequestRefused(
+            "a model that several processes share can not sleep yet; stop the server to free its memory",
+            status=501,
+            code="can_not_sleep",
+        )
+
+    def wake_up(self, progress: Callable[[int, int], None]) -> SleepState:
+        return SleepState(0)
 
 
 def lead(
