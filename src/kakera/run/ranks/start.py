@@ -44,9 +44,10 @@ class Followers:
         """Start them; each builds what it needs while rank 0 builds its own. Raises KakeraError.
 
         `segment_bytes`: of memory that all ranks share for their cards, see `Meeting.segment`.
-        `on_death`: called once by a thread when one has ended that was not told to, behind `meeting.abort`.
+        `on_death`: called once by a thread when one has ended that was not told to, behind `meeting.abort`; not before
+        `wait_built`, which then says why.
         """
-        self._on_death, self._closing = on_death, False
+        self._on_death, self._built, self._closing = on_death, False, False
         self._processes: list[subprocess.Popen[bytes]] = []
         self.wires: list[Wire] = []
         memory = shared_memory(memory_bytes(ranks))
@@ -64,7 +65,8 @@ class Followers:
                 wire.send(pickle.dumps((seat, build)))
         except BaseException:
             self.close()
-            os.close(memory)
+            for descriptor in shared:
+                os.close(descriptor)
             raise
         finally:
             for end in (end for mine in ends[1:] for end in mine.values()):
@@ -84,6 +86,7 @@ class Followers:
                 raise error
             assert isinstance(answer, Built)
         self.meeting.terms = STEP
+        self._built = True
 
     def close(self) -> None:
         """Cut their wires, and kill whoever does not end by that. Idempotent."""
@@ -131,4 +134,5 @@ class Followers:
         how = f"by {signal.Signals(-status).name}" if status and status < 0 else f"with exit status {status}"
         why = why or f"{peer} ended {how}"
         self.meeting.abort(why)
-        self._on_death(why)
+        if self._built:
+            self._on_death(why)
