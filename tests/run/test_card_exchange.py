@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from symbolic_ranks import meetings
 
 from kakera.errors import KakeraError
+from kakera.ops import exchange_host
 from kakera.ops.exchange import ALONE
 from kakera.ops.exchange_plain import ThreadExchange
 from kakera.run.ranks import cards
 from kakera.run.ranks.cards import ROWS, TESTED, SettlingExchange, segment_bytes, self_test
+from kakera.run.ranks.memory import shared_memory
 from rank_threads import together
 
 CPU = torch.device("cpu")
@@ -91,6 +96,18 @@ def test_a_driver_that_does_not_let_the_card_see_the_memory_refuses_the_start(mo
     one.segment = 0
     with pytest.raises(KakeraError, match="does not let the card see"):
         cards.card_exchange(one, 5120, torch.bfloat16)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
+def test_both_ranks_map_the_memory_that_has_no_name(monkeypatch):
+    monkeypatch.setattr(exchange_host.mapped, "register", lambda address, size: address)
+    descriptor, layout = shared_memory(segment_bytes(64)), exchange_host.Layout(ROWS, 64)
+    path = Path(f"/proc/self/fd/{descriptor}")
+    one, other = (exchange_host.Segment(path, layout.total, create=False) for _ in range(2))
+    os.close(descriptor)
+    assert one.address != other.address and other.word(exchange_host.ABORT) == 0
+    one.set_word(exchange_host.ABORT, 1)
+    assert other.word(exchange_host.ABORT) == 1
 
 
 def test_the_memory_that_cards_share_is_a_few_megabytes():
