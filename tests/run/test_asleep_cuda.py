@@ -44,10 +44,10 @@ def test_a_card_is_given_back_and_taken_again_several_times(kv):
         assert torch.cuda.memory_allocated() < LEFT and engine.runner.graphs.rows == 0
         kept.append(state.host_bytes)
         engine.wake_up()
-        assert engine.runner.graphs.rows == 3 and torch.cuda.memory_reserved() <= 1.1 * reserved + LEFT
+        assert engine.runner.graphs.rows == 3 and torch.cuda.memory_reserved() <= reserved + 2 * LEFT
         assert answer(engine, f"turn {turn}") == (text, cached)
     assert max(left) < LEFT and max(held[1:]) - held[1] < LEFT, "something stays with each sleep"
-    assert max(kept[1], kept[3]) < min(kept[0], kept[2], kept[4]) - 10**8, "level 2 keeps no weights"
+    assert max(kept[1], kept[3]) < min(kept[0], kept[2], kept[4]) - 4 * 10**7, "level 2 keeps no weights"
 
 
 def test_who_decodes_when_the_card_is_lent_goes_on():

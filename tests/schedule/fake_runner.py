@@ -16,6 +16,7 @@ from kakera.contract.step import (
     Action,
     DemotePages,
     Drop,
+    MovePages,
     PromotePages,
     ReadRecords,
     ResetSlot,
@@ -113,6 +114,13 @@ class FakeRunner:
             case PromotePages(pairs):
                 for host, device in pairs:
                     self.pages[device] = self.host_pages[host]
+            case MovePages(pairs):
+                assert len({page for pair in pairs for page in pair}) == 2 * len(pairs)
+                for old, new in pairs:
+                    if old in self.pages:  # else taken, and not written yet
+                        self.pages[new] = self.pages.pop(old)
+                    for slot, table in self.tables.items():
+                        self.tables[slot] = [-1 if page == old else page for page in table]
             case Drop(checkpoints, sinks, host_pages):
                 for checkpoint in checkpoints:
                     self.checkpoints.pop(checkpoint, None)  # a failed row never saved it

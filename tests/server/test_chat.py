@@ -3,11 +3,13 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from live_server import HELLO
 
-from kakera.contract.events import Progress
+from kakera.contract.events import EngineStats, Progress
+from kakera.server.generate import Generation
 from kakera.server.openai.progress import PromptProgress
 from lazily import lazily
 
@@ -311,3 +313,18 @@ def test_who_waits_for_a_place_is_told_so_until_the_turn_comes(serve, monkeypatc
     waited = [text for text in texts if ": waiting for a place: 1 running, 1 waiting\n" in text]
     assert len(waited) == 1 and all(": still working\n" in text and text.endswith("[DONE]\n\n") for text in texts)
     assert waited[0].rindex(": waiting") < waited[0].index(": still working")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lent", "words"),
+    [
+        (639, 90, "for a place"),
+        (640, 90, "under 640 tokens runs now"),
+        (6399, 0, "for a place"),
+        (50, 90, "for a place"),
+    ],
+)
+def test_who_is_too_long_for_what_others_leave_of_the_card_is_told_so(tokens, lent, words):
+    stats = EngineStats(running=1, waiting=1, pages_total=100, pages_lent=lent)
+    waiting = Generation(None, None, SimpleNamespace(tokens=(5,) * tokens), None, lambda: stats)
+    assert words in waiting.standing and "waiting for" in waiting.standing

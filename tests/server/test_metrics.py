@@ -67,6 +67,23 @@ def test_engine_figures_become_gauges():
     assert value(found, "kakera_engine_counter", name="preemptions") == 4
 
 
+def test_pages_that_are_lent_are_neither_used_nor_free():
+    stats = EngineStats(pages_free=30, pages_total=100, pages_lent=50, slots_total=4, slots_lent=2, held_back=1)
+    found = families(Metrics().render(stats, "m").decode())
+    assert value(found, "kakera_pages_used") == 20 and value(found, "kakera_kv_usage_ratio") == 0.7
+    assert value(found, "kakera_pages_lent") == 50 and value(found, "kakera_slots_lent") == 2
+    assert value(found, "kakera_held_back") == 1
+
+
+def test_a_spill_is_bytes_by_region_until_it_is_over():
+    metrics = Metrics()
+    for found, weights, pages in (({"weights": 64}, 64, None), ({"KV pages": 7}, 0, 7), ({}, 0, 0)):
+        metrics.note_spill(found)
+        shown = families(metrics.render(EngineStats(), "m").decode())
+        assert value(shown, "kakera_spill_suspected", region="weights") == weights
+        assert pages is None or value(shown, "kakera_spill_suspected", region="KV pages") == pages
+
+
 def test_labels_do_not_grow_with_requests():
     metrics = Metrics()
 

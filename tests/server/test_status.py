@@ -17,7 +17,7 @@ from kakera.contract.events import Active, EngineStats
 from kakera.plan import weights
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import make_plan
-from kakera.server.operate.memory_map import bars
+from kakera.server.operate.memory_map import bars, lent_line
 from kakera.server.operate.page import DIRECTORY
 from kakera.server.operate.sensors import CardReading, Reading, Sensors
 from kakera.target.devices import Device, Machine
@@ -59,6 +59,18 @@ def test_every_row_of_the_plan_stands_beside_what_fills_it():
     states = next(row for row in plan.rows if row.name == "recurrent states")
     assert used["recurrent states"] == states.bytes * 2 // plan.slots
     assert used_of(host)["prefix cache store"] == 77
+
+
+def test_what_is_lent_is_said_with_its_size_and_who_waits():
+    plan = plan_of(Device("card", 12 * GB))
+    stats = stats_of(plan)
+    assert lent_line(plan, stats) is None
+    lent = replace(stats, pages_lent=plan.pages - 256, pages_free=256, held_back=2)
+    size = f"{(plan.pages - 256) * plan.page_bytes / GB:.2f} GB"
+    line = lent_line(plan, lent)
+    assert size in line and "under 16,384 tokens run, longer ones wait; 2 such" in line
+    gpu, _ = bars(plan, lent, Reading(32 * GB, GB, 0, (card(GB),)))
+    assert all(used == 0 for row, used in gpu.rows if row.meter == "pages")
 
 
 def test_a_cpu_has_one_memory_with_all_rows():

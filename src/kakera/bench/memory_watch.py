@@ -49,10 +49,11 @@ class MemoryWatch:
         if plan.target.one_memory:
             return {"memory": compare_cpu(plan.rows, held, store, peak_resident())}
         torch.cuda.synchronize()
+        beside = runner.kv.store.pool.mapped_bytes  # of torch's allocator
         taken = Taken(
             held=held,
-            allocated=torch.cuda.max_memory_allocated(),
-            reserved=torch.cuda.max_memory_reserved(),
+            allocated=torch.cuda.max_memory_allocated() + beside,
+            reserved=torch.cuda.max_memory_reserved() + beside,
             graphs=graph_bytes(torch.cuda.memory_snapshot()),  # type: ignore[no-untyped-call]
             # the allocator may have given memory back since its fullest moment
             device=_used() - self.before - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved(),

@@ -41,13 +41,14 @@ from kakera.cli.options import (
     with_memory_options,
 )
 from kakera.plan.plan import Wishes
+from kakera.target.allocator import VARIABLES
 
 if TYPE_CHECKING:
     from kakera.cli.model import Model
     from kakera.service.unit import Facts
 
 app = typer.Typer(help="Run the server as a systemd user service.", no_args_is_help=True)
-CARRIED = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "XDG_CACHE_HOME")  # a service has none of the shell's environment
+CARRIED = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "XDG_CACHE_HOME", *VARIABLES)  # a service has no shell's environment
 
 
 @app.command()

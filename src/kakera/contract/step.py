@@ -68,6 +68,13 @@ class PromotePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pairs: tuple[tuple[int, int], ...]
 
 
+class MovePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Copy device pages to other device pages, all layers; pairs of (from, to), no page in two of them. The first are
+    free then; slots whose tables name them get the new entries by the next plan that has a row of theirs."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Forget records of the host store."""
 
@@ -105,7 +112,16 @@ class ReadRecords(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Action = (
-    ResetSlot | RestoreCheckpoint | SaveSlot | SaveSink | DemotePages | PromotePages | Drop | WriteRecords | ReadRecords
+    ResetSlot
+    | RestoreCheckpoint
+    | SaveSlot
+    | SaveSink
+    | DemotePages
+    | PromotePages
+    | MovePages
+    | Drop
+    | WriteRecords
+    | ReadRecords
 )
 
 

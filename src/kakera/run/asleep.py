@@ -41,6 +41,7 @@ class Sleeper:
         self._given: list[tuple[torch.UntypedStorage, int]] = []  # pages and states, with their sizes
         self._weights, self._rest = HostCopy(()), HostCopy(())
         self._reserved = 0  # by torch, before the sleep: what it takes again when it wakes
+        self._pages = self._mapped = 0  # and beside it: pages that had memory of their own, and its bytes
 
     def sleep(self, level: int) -> SleepState:
         """Raises RequestRefused (503) if the host has no room for what level 1 keeps; the engine is as before then."""
@@ -78,6 +79,8 @@ class Sleeper:
             self._reserved = torch.cuda.memory_reserved()
             kept, weights = (*found[KV], *found[SCRATCH], *found[STAGING]), self._of_model(found) if level == 1 else ()
             self._rest, self._weights = _to_host(kept), _to_host(weights)
+        pool = self._runner.kv.store.pool
+        self._pages, self._mapped = pool.held, pool.mapped_bytes
         given = (*found[PAGES], *found[STATES])
         self._given = [(storage, storage.nbytes()) for storage in given]
         self._empty()
@@ -102,6 +105,7 @@ class Sleeper:
             self._runner.graphs.release()
         for storage, _ in self._given:
             storage.resize_(0)
+        self._runner.kv.store.pool.hold(0)
         self._rest.empty()
         self._weights.empty()
         self._give_back()
@@ -119,6 +123,8 @@ class Sleeper:
         for storage, size in self._given:
             storage.resize_(size)
             bytes_of(storage).zero_()  # what held weights may read as NaN, and kernels may multiply what they mask
+        if runner.kv.store.pool.hold(self._pages) < self._pages:
+            raise KakeraError("the card has no room for the KV pages")
         self._rest.bring_back()
         self._weights.bring_back()
         if runner.graphs is not None:
@@ -130,7 +136,7 @@ class Sleeper:
     def _check_device(self) -> None:
         if not self._cards:
             return
-        needed, free = self._reserved - torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[0]
+        needed, free = self._reserved - torch.cuda.memory_reserved() + self._mapped, torch.cuda.mem_get_info()[0]
         if free < needed:
             raise RequestRefused(
                 f"the engine sleeps on: to wake it needs {needed / 1e9:.2f} GB of the card and {free / 1e9:.2f} GB are "

@@ -22,16 +22,20 @@ from kakera.contract.grid import pages_for
 from kakera.disk.home import DiskCache
 from kakera.errors import UsageError
 from kakera.kv.cache import KVCache
+from kakera.kv.pool import MakeMapper
 from kakera.kv.rotation import Rotation
 from kakera.model.load import Progress
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.ops.exchange import ALONE, Exchange
+from kakera.ops.virtual_memory import CudaMapper
+from kakera.plan.page_pool import PoolShape
 from kakera.plan.plan import Plan
 from kakera.plan.share import plan_of_rank
 from kakera.plan.sizes import margin
 from kakera.plan.store_sizes import StoreSizes
 from kakera.run.asleep import Sleeper
+from kakera.run.card_watch import CardWatch
 from kakera.run.choose.chooser import Chooser, Chooses
 from kakera.run.choose.spoken import Listener, Speaker
 from kakera.run.engine import LocalEngine
@@ -45,10 +49,13 @@ from kakera.run.store.host import CheckpointShape, HostStore, Store
 from kakera.run.store.open_disk import disk_key, open_disk
 from kakera.run.store.pinned import PinnedStore, pinned_segments
 from kakera.run.store.side_stream import SideStream
+from kakera.schedule.lending import LEAST_TOKENS, LendingRule
 from kakera.schedule.limits import Limits
 from kakera.schedule.scheduler import Scheduler
+from kakera.target.allocator import maps_pages, torch_segments
 from kakera.target.as_torch import DTYPES, activation_of, is_there
 from kakera.target.devices import device_bytes_used
+from kakera.target.target import Target
 from kakera.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -85,7 +92,9 @@ def build_engine(
         directory, plan, dtype=dtype, progress=progress, escha_bias=escha_bias, grammars=grammars, disk=disk
     )
     sleeper = Sleeper(runner, directory, _loader(directory, plan, dtype, escha_bias))
-    return LocalEngine(scheduler_for(plan, runner.disk), runner, sleeper)
+    pool = runner.kv.store.pool
+    card = CardWatch(lending_rule(plan, pool.shape), free_bytes, pool.hold) if pool.mapped_bytes else None
+    return LocalEngine(scheduler_for(plan, runner.disk), runner, sleeper, card)
 
 
 def build_runner(
@@ -127,7 +136,10 @@ def build_runner(
         segments = ThreadPoolExecutor(1).submit(pinned_segments, StoreSizes.of_plan(plan), told)
     told = partial(tell, LOADING)
     model = _loader(directory, plan, dtype, escha_bias, exchange)(told)
-    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype)
+    mapper = mapper_for(target) if ranks == 1 else None
+    kv = KVCache(plan.spec, plan.kv, plan.pages, plan.slots, rotation, device, plan.chunk, dtype, mapper)
+    if target.has_cards:
+        cap_allocator(plan, kv.store.pool.mapped_bytes)
     states = StatePool(plan.spec, plan.slots, device, dtype)
     dtypes = Dtypes(plan.state_dtype, activation_of(dtype))
     shape = CheckpointShape(checkpoint_record(plan.spec, plan.kv.checkpoint_pages, dtypes), device)
@@ -174,22 +186,42 @@ def _loader(
     )
 
 
+def mapper_for(target: Target) -> MakeMapper | None:
+    """By which KV pages can go back to the driver, where they can."""
+    return CudaMapper if target.has_cards and maps_pages() else None
+
+
 def take_memory(plan: Plan) -> None:
-    """Cap torch's allocator at what the plan gives it and at what was to stay free: a request that needs more fails,
-    and the driver never moves anything to the host. Segments that grow leave no gaps behind."""
-    with contextlib.suppress(StopIteration, RuntimeError):  # private names of torch, and drivers that can not
-        names = ("_accelerator_setAllocatorSettings", "_cuda_setAllocatorSettings")
-        grow = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
-        grow("expandable_segments:True")
+    """Cap torch's allocator, and have it grow its segments where that is chosen: so they leave no gaps behind."""
+    if (settings := torch_segments().settings) is not None:
+        with contextlib.suppress(StopIteration, RuntimeError):  # private names of torch, and drivers that can not
+            names = ("_accelerator_setAllocatorSettings", "_cuda_setAllocatorSettings")
+            grow = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
+            grow(settings)
+    cap_allocator(plan)
+
+
+def cap_allocator(plan: Plan, beside: int = 0) -> None:
+    """At what the plan gives torch and at what was to stay free: a request that needs more fails, and the driver never
+    moves anything to the host. `beside`: bytes of the plan that are not torch's."""
     capacity = torch.cuda.get_device_properties(0).total_memory
     planned = plan.total("device") + margin(plan.device_bytes[0]) - sum(o.bytes for o in plan.target.overheads)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, planned / capacity))
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (planned - beside) / capacity))
 
 
 def taken_bytes() -> int:
     """Of the card by anybody, with torch's memory as it was at the fullest moment."""
-    free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved()
+    return torch.cuda.mem_get_info()[1] - free_bytes()
+
+
+def free_bytes() -> int:
+    """Of the card, once torch's memory is again as it was at the fullest moment. Waits for nothing."""
+    return torch.cuda.mem_get_info()[0] - torch.cuda.max_memory_reserved() + torch.cuda.memory_reserved()
+
+
+def lending_rule(plan: Plan, pool: PoolShape) -> LendingRule:
+    least = min(plan.pages, pages_for(LEAST_TOKENS))
+    return LendingRule(pool, plan.slots, margin(plan.device_bytes[0]), least)
 
 
 def over_plan(plan: Plan, taken: int) -> list[str]:

@@ -11,6 +11,7 @@ from kakera.cache.announced import Announced
 from kakera.contract.events import EngineStats, Event, Flushed, RegionRead, SleepState
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
+from kakera.run.card_watch import CardWatch
 from kakera.run.interface import EngineLimits, Runner, Sleeps
 from kakera.schedule.scheduler import Scheduler
 
@@ -21,10 +22,14 @@ if TYPE_CHECKING:
 class LocalEngine:
     """Not thread-safe: one caller submits, aborts and steps."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, sleeper: Sleeps | None = None):
-        """`sleeper`: of the runner; without one there is no memory to give back."""
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, sleeper: Sleeps | None = None, card: CardWatch | None = None
+    ):
+        """`sleeper`: of the runner; without one there is no memory to give back. `card`: gives back some while other
+        programs need it."""
         self.scheduler = scheduler
         self.runner = runner
+        self.card = card
         self.asleep = 0
         self._sleeper = sleeper
         self._unseen: list[Event] = []
@@ -51,6 +56,8 @@ class LocalEngine:
 
         `planned` hears at once what planning alone has brought (who begins), since the step itself can take long.
         """
+        if self.card is not None and not self.asleep:
+            self.card.follow(self.scheduler, self.runner)
         plan = None if self.asleep else self.scheduler.plan_step()
         if plan is None:
             return self._take_unseen() + self.scheduler.take_events()

@@ -25,6 +25,7 @@ class Limits:
     grid: int = 8192  # a checkpoint each so many tokens where the text offers no better place
     vocab: int = 2**31  # token ids of a prompt are below
     saves: int = 2**31  # most checkpoints in a step that lie inside prompts
+    room: int = 2048  # for so many tokens more each running request keeps pages while others get the card's memory
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:

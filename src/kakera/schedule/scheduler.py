@@ -10,7 +10,17 @@ from collections.abc import Callable
 
 from kakera.cache.keys import LastKeys
 from kakera.cache.prefix import PrefixCache
-from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
+from kakera.contract.events import (
+    LATE_STEPS,
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    Flushed,
+    Progress,
+    PromptLogprobs,
+    Tokens,
+)
 from kakera.contract.grid import PAGE, pages_for
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
@@ -20,6 +30,7 @@ from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.disk import DiskWork, Tier
 from kakera.schedule.drafts import Drafter, drafts_of
+from kakera.schedule.lateness import Lateness
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
@@ -48,6 +59,7 @@ class Scheduler:
         self.running = Running(limits.slots)
         self.admission = Admission(limits, cache, clock)
         self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
+        self.lateness = Lateness()
         self.disk = None
         if disk is not None and cache.can_save:
             self.disk = DiskWork(disk, cache, self.admission, lambda: self.budget.token_seconds, clock)
@@ -206,12 +218,12 @@ class Scheduler:
         """A page for the next token: free, evicted, or taken from the youngest request. False if it was this one's own.
 
         Only the youngest is ever preempted (of those that wait for their readers, if there are any), so the oldest that
-        can go on always finishes.
+        can go on always finishes; if others have taken memory of the card that it needs, once that is back.
         """
         while sequence.lease is not None and len(sequence.lease.pages) * PAGE < len(sequence.tokens):
             if self.cache.grow(sequence.lease):
                 break
-            if len(self.running) == 1:
+            if len(self.running) == 1 and self.cache.device.count == self.limits.pages:
                 self._end(sequence, "length")  # it fills the whole pool
             else:
                 self._preempt(self.running.victim())
@@ -233,6 +245,7 @@ class Scheduler:
         prefilled = sum(len(row.tokens) for row in plan.prefill)
         if plan.rows:
             self.budget.observe(prefilled, result.seconds)
+            self.lateness.observe(plan, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}
         for row in plan.rows:
@@ -304,6 +317,24 @@ class Scheduler:
         assert self._in_flight is None, "flush while a plan is in flight"
         return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions())
 
+    def resize(self, pages: int) -> tuple[int, StepPlan]:
+        """Use the device's first `pages` pages, or as few more as running requests hold and go on in (`Limits.room`):
+        how many it are. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "resize while a plan is in flight"
+        room = sum(self._pages_ahead(sequence) for sequence in self.running.oldest_first())
+        return self.cache.resize(pages, room), StepPlan(self._steps, self.cache.take_actions())
+
+    def _pages_ahead(self, sequence: Sequence) -> int:
+        """Pages beyond its own that a running request needs for its next `room` tokens."""
+        assert sequence.lease is not None
+        left = sequence.request.sampling.max_tokens - sequence.completion_tokens
+        end = min(len(sequence.tokens) + min(left, self.limits.room), self.limits.context)
+        return max(0, pages_for(end) - len(sequence.lease.pages))
+
+    def admit_up_to(self, slots: int) -> None:
+        """From now on nobody is admitted while so many requests run. Who runs goes on."""
+        self.admission.slots = slots
+
     def suspend(self) -> StepPlan:
         """Everybody who runs goes back to the queue, and the device holds nothing any more: states and pages are in the
         host store. The plan carries it out; it is not to be committed."""
@@ -315,15 +346,19 @@ class Scheduler:
 
     def stats(self) -> EngineStats:
         now = self.clock()
+        waiting = list(self.waiting)
         return EngineStats(
             running=len(self.running),
-            waiting=len(self.waiting),
-            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in self.waiting),
+            waiting=len(waiting),
+            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in waiting),
+            held_back=sum(self.admission.is_held_back(s) and not s.paused for s in waiting),
             pages_free=self.cache.available,
             pages_cached=self.cache.tree.unlocked,
             pages_total=self.limits.pages,
+            pages_lent=self.limits.pages - self.cache.device.count,
             slots_free=self.running.slots.free,
             slots_total=self.limits.slots,
+            slots_lent=self.limits.slots - self.admission.slots,
             host_bytes_used=self.cache.host.used,
             host_bytes_total=self.cache.host.limit,
             steps=self._steps - (self._in_flight is not None),
@@ -336,4 +371,5 @@ class Scheduler:
 
     def _counters(self) -> dict[str, float]:
         of_disk = self.disk.tier.counters if self.disk is not None else {}
-        return {**self.cache.counters, **of_disk, "checkpoints": len(self.cache.checkpoints.published)}
+        mine = {"checkpoints": len(self.cache.checkpoints.published), LATE_STEPS: self.lateness.found}
+        return {**self.cache.counters, **of_disk, **mine}

@@ -66,7 +66,7 @@ def create_app(
     watch = watch or EngineWatch(engine)
     body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest)
     service = Service(engine, model, watch, Intake(body_limit), access=access)
-    spill = SpillWatch(engine) if plan and plan.target.has_cards else None
+    spill = SpillWatch(engine, service.metrics.note_spill) if plan and plan.target.has_cards else None
     refusals = Refusals(partial(record_refusal, service.metrics))
 
     @contextlib.asynccontextmanager

@@ -22,6 +22,7 @@ from kakera.contract.events import (
     Tokens,
     Usage,
 )
+from kakera.contract.grid import PAGE, pages_for
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.choice import ChoiceText, Delta, Job
@@ -50,9 +51,14 @@ class Generation:
     @property
     def standing(self) -> str:
         """What it does, for a client that has not seen anything for a while."""
+        load = self.load()
+        there = load.pages_total - load.pages_lent
+        if load.pages_lent and pages_for(len(self.job.tokens) + 1) > there:
+            return (
+                f"waiting for memory of the card that other programs have: what is under {there * PAGE} tokens runs now"
+            )
         if self._begun:
             return "still working"
-        load = self.load()
         return f"waiting for a place: {load.running} running, {load.waiting} waiting"
 
     def end(self, error: Exception) -> None:

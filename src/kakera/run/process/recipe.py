@@ -41,9 +41,10 @@ class EngineRecipe:
         """Raises CheckpointError, UsageError."""
         from kakera.run.process.starting import start_progress
         from kakera.run.ranks.engine import open_engine
+        from kakera.run.refused import refusals_in_words
 
         plan, threads, disk = self.plan, self.threads, self.disk
-        with start_progress() as progress:
+        with start_progress() as progress, refusals_in_words(plan):
             engine = open_engine(self.directory, plan, progress=progress, grammars=True, threads=threads, disk=disk)
         if not plan.target.has_cards and plan.ranks == 1:
             from kakera.run.threads import settle_threads

@@ -16,6 +16,7 @@ from kakera.contract.step import (
     Action,
     DemotePages,
     Drop,
+    MovePages,
     PromotePages,
     ReadRecords,
     ResetSlot,
@@ -47,6 +48,7 @@ from kakera.run.store.host import Store
 from kakera.run.sweep import sweep
 
 log = logging.getLogger(__name__)
+MOVED = 16  # pages at a time: a move comes when memory is short, and copies 10 MB of the 27B beside themselves
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class TorchRunner:
     def sweep(self) -> list[RegionRead]:
         """See Runner.sweep. Whatever goes wrong with reading alone costs nobody the engine."""
         try:
-            return sweep(self.regions(), self.device)
+            return sweep(self.regions(), self.device, holes=self.kv.store.pool.holes())
         except RuntimeError:  # of torch: no memory for a sum, say
             log.exception("the sweep failed")
             touch(self.device)
@@ -306,6 +308,12 @@ class TorchRunner:
                 self.store.keep_pages(pairs)
             case PromotePages(pairs):
                 self.store.load_pages(pairs)
+            case MovePages(pairs):
+                self.store.arrive()
+                for first in range(0, len(pairs), MOVED):
+                    part = pairs[first : first + MOVED]
+                    read = self.kv.store.read_pages([page for page, _ in part])
+                    self.kv.store.write_pages([page for _, page in part], read)
             case Drop():
                 self.store.drop(action)
             case WriteRecords() | ReadRecords():

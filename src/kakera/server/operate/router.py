@@ -122,16 +122,15 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
 
 def _load(stats: EngineStats) -> Load:
     """Tokens count whole pages that running requests hold; cached prefixes are room, since they make way."""
-    used = stats.pages_total - stats.pages_free
     return {
         "dp_rank": 0,
         "num_running_reqs": stats.running,
         "num_waiting_reqs": stats.waiting,
         "num_total_reqs": stats.running + stats.waiting,
         "max_running_requests": stats.slots_total,
-        "num_used_tokens": used * PAGE,
+        "num_used_tokens": stats.pages_used * PAGE,
         "max_total_num_tokens": stats.pages_total * PAGE,
-        "token_usage": round(used / max(stats.pages_total, 1), 4),
+        "token_usage": round(1 - stats.pages_free / stats.pages_total, 4) if stats.pages_total else 0.0,
         "utilization": round(stats.running / max(stats.slots_total, 1), 4),
         "cache_hit_rate": round(
             stats.counters.get("cached_tokens", 0) / max(stats.counters.get("prompt_tokens", 0), 1), 4
