@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 CPU_TORCH := $(TORCH)+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo quick test test-gpu lint venv clients kernels wheel-check lock clean
+.PHONY: demo quick test test-all test-gpu lint venv clients kernels wheel-check lock clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -28,9 +28,13 @@ WORKERS := 2
 PYTEST := $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
 quick: $(READY)
-	@$(PYTEST) -m 'not compile and not slow' $(QUICK) $(PYTEST_ARGS)
+	@$(PYTEST) -m 'not compile and not slow and not sweep' $(QUICK) $(PYTEST_ARGS)
 
 test: $(READY)
+	@$(PYTEST) -m 'not sweep' $(PYTEST_ARGS)
+
+# With the sweeps: every kernel for every card, every route by made-up requests, ...
+test-all: $(READY)
 	@$(PYTEST) $(PYTEST_ARGS)
 
 # Tests of kernels and of the engine on an NVIDIA GPU; where there is none, each is skipped and says so.

@@ -36,9 +36,9 @@ def drive(world: World, seed: int, slow: bool = False) -> dict[str, tuple[list[i
                 stop_token_ids=(rng.randrange(256),),
             ),
         )
-        for i in range(14)
+        for i in range(10)
     ]
-    aborts = {rng.randrange(20, 120): f"r{rng.randrange(14)}" for _ in range(3)}
+    aborts = {rng.randrange(20, 120): f"r{rng.randrange(10)}" for _ in range(3)}
     for step in range(2000):
         for when, request in waiting:
             if when == step:

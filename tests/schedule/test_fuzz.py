@@ -16,7 +16,7 @@ from kakera.contract.request import NO_LIMIT
 from kakera.contract.step import StepPlan
 from kakera.errors import RequestRefused
 
-MAX_TOKENS = 400
+MAX_TOKENS = 200
 
 
 def conversation_prompt(rng: random.Random) -> tuple[tuple[int, ...], list]:

@@ -136,5 +136,9 @@ def served_model(model: Model, names: Sequence[str] = (), *, any_name: bool = Fa
     from kakera.server.model import ServedModel
 
     first, *aliases = names or (model.name,)
-    directory = Script.load(model.path).tokenizer_dir if model.scripted else model.path
-    return replace(ServedModel.load(directory, first), aliases=tuple(aliases), any_name=any_name)
+    if model.scripted:
+        script = Script.load(model.path)
+        served = ServedModel.load(script.tokenizer_dir, first, script.tokenizer)
+    else:
+        served = ServedModel.load(model.path, first)
+    return replace(served, aliases=tuple(aliases), any_name=any_name)

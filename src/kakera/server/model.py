@@ -65,10 +65,11 @@ class ServedModel:
         return Compiler(lambda: self.tokenizer, self.vocab, self.eos)
 
     @staticmethod
-    def load(directory: Path, name: str) -> ServedModel:
-        """Raises CheckpointError naming the file that is missing or broken."""
+    def load(directory: Path, name: str, tokenizer: Tokenizer | None = None) -> ServedModel:
+        """`tokenizer` is the directory's if it has been loaded. Raises CheckpointError naming the file that is missing
+        or broken."""
         spec = load_spec(directory)
-        tokenizer = Tokenizer.load(directory)
+        tokenizer = tokenizer or Tokenizer.load(directory)
         template = ChatTemplate.load(directory, tokenizer, spec.eos)
         defaults, source = SamplingDefaults.load(directory), source_of(directory)
         return ServedModel(name, tokenizer, template, spec.vocab, spec.eos, defaults, source=source)
