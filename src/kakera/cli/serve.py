@@ -157,6 +157,7 @@ def serve(
                 keep_alive_seconds=keep_alive,
                 attend=listening,
                 plan=recipe.plan,
+                kv_events=recipe.kv_events,
             )
         finally:
             notifier.send("STOPPING=1")
