@@ -78,6 +78,21 @@ def test_the_next_turn_in_a_new_process_is_that_of_one_that_went_on(tiny_model: 
     stop(after)
 
 
+@pytest.mark.parametrize("length", [250, 256])
+def test_a_prompt_that_is_on_the_disk_to_its_last_token_advances_no_state_twice(
+    tiny_model: Path, tmp_path: Path, length: int
+) -> None:
+    """Sent again after a restart; the state behind 256 tokens is no use to a prompt of 256."""
+    prompt = tokens_of(3, length)
+    before = world(tiny_model, tmp_path)
+    first = before.one(ask("a", prompt, 1, boundaries=[length]))
+    stop(before)
+    after = world(tiny_model, tmp_path)
+    again = after.one(ask("a", prompt, 1))
+    assert again.tokens == first.tokens and cached(again) == (192 if length == 250 else 0)
+    stop(after)
+
+
 def test_a_pause_is_written_beside_the_steps_of_others_and_each_page_once(tiny_model: Path, tmp_path: Path) -> None:
     here = world(tiny_model, tmp_path)
     first, second = turns(2)

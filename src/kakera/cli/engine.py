@@ -12,6 +12,7 @@ from kakera.plan.plan import Wishes
 if TYPE_CHECKING:
     from kakera.plan.plan import Plan
     from kakera.run.engine import LocalEngine
+    from kakera.run.process.kv_events import KvEvents
     from kakera.server.model import ServedModel
     from kakera.service.limits import Bounds
     from kakera.target.devices import Machine
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
         @property
         def plan(self) -> Plan | None: ...
+
+        @property
+        def kv_events(self) -> KvEvents | None: ...
 
         def __call__(self) -> LocalEngine: ...
 
