@@ -108,6 +108,26 @@ def test_a_pause_is_written_beside_the_steps_of_others_and_each_page_once(tiny_m
     stop(here)
 
 
+def test_beside_others_a_little_is_written_now_and_then(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card each write ends what ran ahead: once a step it cost streams 13 % of their speed."""
+    monkeypatch.setattr(schedule_disk, "BUSY_BYTES", 1)  # a page at a time
+    here = world(tiny_model, tmp_path)
+    disk = here.engine.scheduler.disk
+    assert disk is not None
+    first, _ = turns(4)
+    here.one(ask("a", first, boundaries=[len(first)]))
+    stands_at = time.monotonic() + 60.0
+    monkeypatch.setattr(disk, "clock", lambda: stands_at)
+    here.one(ask("b", tokens_of(7, 10), 30))
+    assert disk.tier.tier.settle(10)  # type: ignore[attr-defined]
+    assert here.engine.stats().counters["disk_written: page"] == 1 < len(first) // 64
+    idle(here)
+    assert here.engine.stats().counters["disk_written: page"] == len(first) // 64, "an idle engine does not wait"
+    stop(here)
+
+
 def test_what_is_flushed_with_the_disk_is_cold_after_a_restart_too_and_new_turns_are_kept_again(
     tiny_model: Path, tmp_path: Path
 ) -> None:
