@@ -13,7 +13,7 @@ import pytest
 from tests.command_server import CommandServer
 
 from kakera.arch.registry import load_spec
-from kakera.cli.engine import recording, with_disk
+from kakera.cli.engine import with_disk
 from kakera.errors import UsageError
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
@@ -49,11 +49,9 @@ def shared_model(tmp_path: Path) -> Path:
     return directory
 
 
-def test_what_does_not_go_with_several_processes_is_refused_before_anything_is_loaded(tmp_path):
+def test_what_does_not_go_with_several_processes_is_refused_before_anything_is_loaded():
     plan = plan_for(BUNDLED, Wishes(gpus="cpu,cpu", context=512))
     recipe = EngineRecipe(BUNDLED, plan)
-    with pytest.raises(UsageError, match="--record: not for a model that several"):
-        recording(recipe, tmp_path / "record", "mini", False)
     with pytest.raises(UsageError, match="--disk-cache: not for a model that several"):
         with_disk(recipe, 10**9, print)
     with pytest.raises(UsageError, match="3 processes can not share 2 KV heads"):
@@ -72,6 +70,9 @@ def test_two_processes_serve_what_one_says_and_a_stopped_one_is_told_to_every_cl
         assert warm["choices"] == cold["choices"] and warm["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
         alone = _alone(shared_model, options, prompt)
         assert cold["choices"][0]["text"] == alone
+        refused = server.http.post("/sleep?level=1")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (501, "can_not_sleep")
+        assert server.complete(**body).json()["choices"] == cold["choices"], "it is awake"
         family = psutil.Process(server.process.pid).children(recursive=True)
         (follower,) = [process for process in family if "kakera.run.ranks.follower" in process.cmdline()]
         with server.http.stream("POST", "/v1/completions", json={**body, "max_tokens": 800, "stream": True}) as answer:

@@ -19,6 +19,7 @@ from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.ranks.engine import RankBuild, lead
 from kakera.run.ranks.leader import LeadingRunner
 from kakera.run.ranks.start import Followers
+from kakera.run.recording.record import RecordingRunner
 from kakera.run.step.runner import TorchRunner
 from random_model import write_config
 from rank_threads import together
@@ -95,10 +96,11 @@ class ProcessWorld(World):
         plan = tiny_plan(directory, kv, ranks=ranks, **changes)
         runner, followers = lead(RankBuild(directory, plan), ranks, on_death=lambda why: None)
         world = ProcessWorld(LocalEngine(scheduler_for(plan), runner))
-        world.followers = followers
+        world.followers, world.plan = followers, plan
         return world
 
     followers: Followers
+    plan: Plan
 
     def __enter__(self) -> ProcessWorld:
         return self
@@ -109,6 +111,7 @@ class ProcessWorld(World):
     @property
     def runner(self) -> TorchRunner:
         leader = self.engine.runner
+        leader = leader.runner if isinstance(leader, RecordingRunner) else leader
         assert isinstance(leader, LeadingRunner) and isinstance(leader.runner, TorchRunner)
         return leader.runner
 

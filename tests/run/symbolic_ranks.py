@@ -178,11 +178,11 @@ def together(meetings: list[Meeting], work: Callable[[Meeting], Any]) -> list[An
 
 @dataclass(frozen=True)
 class SymbolicRecipe:
-    """An engine of some ranks, each a process. `hold`: seconds that a follower takes for a step beyond its own;
-    `fails`: the step in which rank 1 raises; `refuses`: it can not be built; `absent`: it never comes to meet."""
+    """An engine of some ranks, each a process. `late`: seconds that rank 0 is built for; `fails`: the step in which
+    rank 1 raises; `refuses`: it can not be built; `absent`: it never comes to meet."""
 
     ranks: int = 2
-    hold: float = 0.0
+    late: float = 0.0
     fails: int = -1
     refuses: str = ""
     absent: bool = False
@@ -190,7 +190,9 @@ class SymbolicRecipe:
     def __call__(self) -> LocalEngine:
         followers = Followers(self.follower, self.ranks)
         try:
+            time.sleep(self.late)
             followers.wait_built()
+            followers.meeting.meet()
         except BaseException:
             followers.close()
             raise
@@ -209,7 +211,6 @@ class SymbolicRecipe:
         def executed(plan: StepPlan) -> StepResult:
             if plan.step == self.fails:
                 raise MemoryError("no memory for a step")
-            time.sleep(self.hold)
             return execute(plan)
 
         runner.execute = executed  # type: ignore[method-assign, assignment]

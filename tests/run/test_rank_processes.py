@@ -65,10 +65,11 @@ def test_whatever_happens_to_one_rank_ends_all_and_every_client_is_told(fate):
 
 @pytest.mark.slow
 def test_what_a_rank_can_not_do_is_said_in_its_words():
-    """At the start, by the exit status that it would have alone."""
-    with pytest.raises(KakeraError, match="the file x is truncated") as refused:
-        asyncio.run(EngineClient.start(SymbolicRecipe(refuses="the file x is truncated")))
-    assert refused.value.exit_status == 1
+    """At the start, by the exit status that it would have alone, also where rank 0 is still at it."""
+    for late in (0.0, 2.5):
+        with pytest.raises(KakeraError, match="the file x is truncated") as refused:
+            asyncio.run(EngineClient.start(SymbolicRecipe(refuses="the file x is truncated", late=late)))
+        assert refused.value.exit_status == 1
 
 
 @pytest.mark.slow

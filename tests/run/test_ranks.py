@@ -15,6 +15,7 @@ from symbolic_ranks import Killed, Known, SymbolicRunner, killed_at, meetings, r
 from kakera.contract.step import StepPlan
 from kakera.errors import KakeraError, RanksApart
 from kakera.run.ranks import meeting, memory, wire
+from kakera.run.ranks.engine import see_only
 from kakera.run.ranks.follower import follow
 from kakera.run.ranks.leader import LeadingRunner
 from kakera.run.ranks.meeting import HEAD_BYTES, Meeting
@@ -51,8 +52,9 @@ ACTIVITIES = {
 }
 
 
-@pytest.mark.parametrize("doing", ACTIVITIES)
-@pytest.mark.parametrize("way", ["receive", "send"])
+@pytest.mark.parametrize(
+    ("way", "doing"), [(way, doing) for doing in ACTIVITIES for way in ("receive", "send")[: 1 + ACTIVITIES[doing][1]]]
+)
 def test_a_rank_that_does_nothing_is_ended_and_a_slow_one_waited_for(quick, doing, way):
     """Neither reads a clock: who was suspended with its machine had no ticks meanwhile."""
     states, hangs = ACTIVITIES[doing]
@@ -62,7 +64,7 @@ def test_a_rank_that_does_nothing_is_ended_and_a_slow_one_waited_for(quick, doin
         nonlocal looks
         looks += 1
         if looks == 5 * LOOKS:  # it comes at last
-            its.send(b"late") if way == "receive" else its.receive()
+            its.send(b"late")
         status, used = states[looks % len(states)]
         return status, used + looks // len(states) * (len(states) > 1)
 
@@ -73,7 +75,7 @@ def test_a_rank_that_does_nothing_is_ended_and_a_slow_one_waited_for(quick, doin
         with pytest.raises(RanksApart, match=r"rank 1 \(process 4711\) did nothing for"):
             work()
         assert looks == LOOKS + 1 and peer.ended == [True]
-    elif way == "receive":
+    else:
         assert work() == b"late" and looks >= 5 * LOOKS and not peer.ended
 
 
@@ -177,6 +179,18 @@ def test_too_little_memory_to_share_is_told_with_its_size(monkeypatch, code):
 def test_memory_that_ranks_share_has_no_name_to_be_left_behind():
     found = memory.mapped(memory.shared_memory(2**16))
     assert found.read() == bytes(2**16)
+
+
+@pytest.mark.parametrize(
+    ("shown", "card", "seen"), [(None, 1, "1"), ("3,5", 0, "3"), ("3, GPU-5f", 1, "GPU-5f"), ("2", 0, "2")]
+)
+def test_a_rank_sees_its_own_card_alone(monkeypatch, shown, card, seen):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown or "")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if shown is None:
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    see_only(card)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
 
 
 # A leader and a follower, a thread each, with a wire between them that can spoil what goes over it.

@@ -15,9 +15,13 @@ from shared_world import SharedWorld, write_shared
 
 import kakera
 from kakera.arch.registry import load_spec
+from kakera.contract.request import Sampling
+from kakera.contract.step import ResetSlot, SamplingInput, Segment, StepPlan
 from kakera.errors import UsageError
 from kakera.kv.rotation import Frame, Rotation
+from kakera.ops.exchange_plain import ThreadExchange
 from kakera.run.build import build_runner
+from rank_threads import together
 
 MINI = Path(kakera.__file__).parent / "data" / "mini"
 CLOSE = {"fp32": 1e-4, "bf16": 1e-4, "int2": 1e-3}  # of logits; sums in another order may flip a code, worth 1e-4 here
@@ -112,3 +116,29 @@ def test_rows_run_ahead_on_every_rank_with_the_tokens_that_rank_0_chose(shared_m
     assert replays[0] == replays[1] and sum(replays[0]) > 25
     ahead = [len(runner.graphs._ahead) for runner in shared.ranks.runners]
     assert ahead[0] == ahead[1]
+
+
+def test_what_raises_on_one_rank_ends_the_step_of_all_instead_of_its_rows(shared_model):
+    """As an allocator does that has no more memory: the others are in the middle of an exchange."""
+    plan = tiny_plan(shared_model)
+    prompt = Segment("a", 0, tokens_of(1, 60), 0, 0, (0,), sampled=1)
+    wishes = {"a": SamplingInput("a", Sampling(max_tokens=1, seed=0, temperature=0.0), prompt.tokens, 60)}
+    left: list[str] = []
+
+    def work(exchange: ThreadExchange) -> None:
+        runner = build_runner(shared_model, plan, exchange=exchange)
+        if exchange.rank == 1:
+
+            def full(hidden_RH: torch.Tensor) -> torch.Tensor:
+                raise MemoryError("no memory for logits")
+
+            runner.model.logits = full
+        try:
+            runner.execute(StepPlan(1, (ResetSlot(0),), prefill=(prompt,)), wishes if exchange.rank == 0 else {})
+        except Exception as error:
+            left.append(type(error).__name__)
+            raise
+
+    with pytest.raises(MemoryError, match="no memory"):
+        together(2, work)
+    assert sorted(left) == ["MemoryError", "RanksApart"]

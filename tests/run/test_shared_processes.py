@@ -13,13 +13,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from run_world import CODECS, World, ask, equal, logprob_gap, tokens_of
+from run_world import CODECS, World, ask, equal, logprob_gap, tiny_plan, tokens_of
 from shared_world import ProcessWorld, SharedWorld, write_shared
 
+from kakera.contract.recording import read_recording
 from kakera.contract.request import Constraint, Request
 from kakera.contract.step import SamplingInput
 from kakera.errors import RanksApart
+from kakera.run.build import build_engine
 from kakera.run.generate import generate
+from kakera.run.process.recipe import Recording, record
+from kakera.run.recording.replay import Replay
 
 CLOSE = 1e-3  # of log-probabilities: sums in another order may flip a code of INT2
 PAGES = 8
@@ -30,14 +34,14 @@ def shared_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shared(tmp_path_factory.mktemp("shared"))
 
 
-def wishes() -> list[Request]:
+def wishes(name: str) -> list[Request]:
     """What sampling depends on, and what only rank 0 knows."""
     drawn = {"temperature": 1.0, "seed": 3, "logprobs": 2}
     return [
-        ask("echo", tokens_of(1, 70), 3, prompt_logprobs=1),
-        ask("drawn", tokens_of(2, 90), 12, **drawn, top_p=0.9, repetition_penalty=1.3),
-        ask("grammar", tokens_of(3, 20), 12, constraint=Constraint("start: /[a-c]{3,8}/")),
-        ask("wrong grammar", tokens_of(4, 30), 5, constraint=Constraint("start: /(/")),
+        ask(f"echo {name}", tokens_of(1, 70), 3, prompt_logprobs=1),
+        ask(f"drawn {name}", tokens_of(2, 90), 12, **drawn, top_p=0.9, repetition_penalty=1.3),
+        ask(f"grammar {name}", tokens_of(3, 20), 12, constraint=Constraint("start: /[a-c]{3,8}/")),
+        ask(f"wrong grammar {name}", tokens_of(4, 30), 5, constraint=Constraint("start: /(/")),
     ]
 
 
@@ -49,11 +53,12 @@ def guesses(given: SamplingInput, most: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv", CODECS)
-def test_two_processes_answer_as_one(shared_model, kv):
+def test_two_processes_answer_as_one(shared_model, tmp_path, kv):
     alone, threads = World.build(shared_model, kv), SharedWorld.share(shared_model, 2, kv, pages=PAGES)
     grown = [ask(f"p{i}", tokens_of(i, 100), 40) for i in range(3)]
     with ProcessWorld.share(shared_model, 2, kv, pages=PAGES) as world:
         world.watch()
+        record(world.engine, world.plan, Recording(tmp_path / "record", "shared", prompts=True))
         for n in (70, 300):
             prompt = tokens_of(n, n)
             for kind in ("cold", "warm"):
@@ -67,13 +72,25 @@ def test_two_processes_answer_as_one(shared_model, kv):
         for one, other in zip(world.answer(*grown), alone.answer(*grown), strict=True):
             assert one.tokens == other.tokens
         assert world.cache.counters["preemptions"] > 0
-        for drafter in (None, guesses):
+        for name, drafter in (("without drafts", None), ("with drafts", guesses)):
             world.engine.scheduler.drafter = drafter
-            for one, other in zip(world.answer(*wishes()), alone.answer(*wishes()), strict=True):
+            for one, other in zip(world.answer(*wishes(name)), alone.answer(*wishes(name)), strict=True):
                 assert logprob_gap(one, other) < CLOSE and one.finished.reason == other.finished.reason
                 assert len(one.prompt_logprobs) == len(other.prompt_logprobs)
         world.check_idle()
+        world.engine.runner = world.engine.runner.runner
         _killed(world)
+    _replayed(shared_model, tmp_path / "record", kv)
+
+
+def _replayed(directory: Path, file: Path, kv: str) -> None:
+    """By one rank: the same tokens; hits are cold there, too."""
+    plan = tiny_plan(directory, kv)
+    header, steps = read_recording(file)
+    steps = list(steps)
+    replay = Replay(build_engine(directory, plan).runner, plan, header, [g for step in steps for g in step.inputs])
+    assert [difference for step in steps for difference in replay.step(step)] == []
+    assert replay.report.tokens > 100
 
 
 def _killed(world: ProcessWorld) -> None:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kakera
 from kakera.contract.events import EngineStats
+from kakera.run.process.kv_events import KvEvents
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord, record_refusal
 from kakera.server.metrics.routers import NAMES
@@ -120,6 +121,14 @@ def test_routers_learn_model_sizes_and_load(live):
     assert loads["dp_rank_count"] == len(loads["loads"]) == 1
     assert loads["aggregate"]["total_running_reqs"] == loads["loads"][0]["num_running_reqs"] == 0
     assert live.http.get("/get_load").json() == [{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}]
+
+
+def test_routers_learn_where_a_worker_tells_what_is_cached(live, serve):
+    assert live.http.get("/kv_event_sources").json() == {}
+    told = serve([{"text": "x"}], kv_events=KvEvents("*", 5557, "kv@pod@mini"))
+    [(rank, source)] = told.http.get("/kv_event_sources").json().items()
+    assert (rank, source["endpoint"], source["replay_endpoint"]) == ("0", "tcp://*:5557", "tcp://*:5558")
+    assert (source["topic"], source["publisher"], source["encoding"]) == ("kv@pod@mini", "zmq", "msgpack")
 
 
 def test_flushing_is_a_post_that_says_what_it_freed(live):

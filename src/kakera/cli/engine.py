@@ -12,6 +12,7 @@ from kakera.plan.plan import Wishes
 if TYPE_CHECKING:
     from kakera.plan.plan import Plan
     from kakera.run.engine import LocalEngine
+    from kakera.run.process.kv_events import KvEvents
     from kakera.server.model import ServedModel
     from kakera.service.limits import Bounds
     from kakera.target.devices import Machine
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
         @property
         def plan(self) -> Plan | None: ...
+
+        @property
+        def kv_events(self) -> KvEvents | None: ...
 
         def __call__(self) -> LocalEngine: ...
 
@@ -104,8 +108,6 @@ def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--record: a scripted model computes nothing that could be replayed")
-    if recipe.plan.ranks > 1:
-        raise UsageError("--record: not for a model that several processes share yet")
     check_place(file)
     return replace(recipe, recording=Recording(file.resolve(), name, prompts))
 

@@ -177,6 +177,7 @@ def serve(
                 attend=listening,
                 plan=recipe.plan,
                 idle_sleep=None if sleep_after is None else IdleSleep(sleep_after, sleep_level),
+                kv_events=recipe.kv_events,
             )
         finally:
             notifier.send("STOPPING=1")

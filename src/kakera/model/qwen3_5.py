@@ -42,7 +42,7 @@ class HybridModel:
     def capturable(self) -> bool:
         """Whether a CUDA graph can capture a pass of decode rows, as far as the model goes: plain operations ask the
         host here and there."""
-        return self._layers.capturable
+        return self._layers.capturable and self.exchange.capturable
 
     @staticmethod
     def load(

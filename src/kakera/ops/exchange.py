@@ -32,6 +32,11 @@ class Exchange(Protocol):
     @property
     def ranks(self) -> int: ...
 
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can capture its calls."""
+        ...
+
     def add_norm(self, x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """x plus the deltas of all ranks, and its RMS norm times `scale_H`, as `exchange_norm_reference`: the sum has
         the same bits on every rank."""
@@ -96,6 +101,7 @@ class Alone:
     """The only rank of a model: nothing is exchanged, and nothing costs anything."""
 
     rank, ranks = 0, 1
+    capturable = True
 
     def add_norm(self, x_TH: Tensor, delta_TH: Tensor, scale_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return add_rms_norm(x_TH, delta_TH, scale_H, eps)

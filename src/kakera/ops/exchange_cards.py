@@ -51,6 +51,7 @@ class CardExchange:
     """Implements Exchange for one of two ranks. `dtype`: of the activations, 16 bit, on `device`."""
 
     ranks = RANKS
+    capturable = True
 
     def __init__(self, adder: Adder, rank: int, hosts: Hosts, dtype: torch.dtype, device: torch.device):
         self.rank = rank

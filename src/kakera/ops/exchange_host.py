@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from kakera.ops import mapped
-from kakera.ops.cuda.compiler import kernel
+from kakera.ops.cuda.compiler import Kernel, kernel
 
 THREADS, WARPS, EIGHT = 256, 8, 8
 SLOTS = 2  # of a lane: see the proof in exchange_norm.cu
@@ -158,13 +158,20 @@ class HostExchange:
         rows, channels = x_TH.shape
         if rows > self._layout.rows or channels != self._layout.channels:
             raise ValueError(f"{rows} x {channels} values do not fit an exchange of {self._layout}")
+        run = self._kernel(x_TH.dtype, x_TH.device)
         launch = self._launch
         launch.x, launch.delta, launch.scale = x_TH.data_ptr(), delta_TH.data_ptr(), scale_H.data_ptr()
         launch.sum, launch.y, launch.eps = sum_TH.data_ptr(), y_TH.data_ptr(), eps
-        defines = [f"VECTORS={-(-channels // (EIGHT * THREADS))}"]
-        defines += ["BF16"] if x_TH.dtype == torch.bfloat16 else []
-        run = kernel("exchange_norm", THREADS, tuple(defines), x_TH.device.index)
         run.launch((rows, 1), launch, dependent=True)
+
+    def load(self, dtype: torch.dtype) -> None:
+        """Compile the kernel, or read it from the disk: the first exchange of `dtype` is then as fast as the next."""
+        self._kernel(dtype, self._epochs.device)
+
+    def _kernel(self, dtype: torch.dtype, device: torch.device) -> Kernel:
+        defines = [f"VECTORS={-(-self._layout.channels // (EIGHT * THREADS))}"]
+        defines += ["BF16"] if dtype == torch.bfloat16 else []
+        return kernel("exchange_norm", THREADS, tuple(defines), device.index)
 
     def abort(self) -> None:
         """Have whoever waits, on either rank, leave within milliseconds."""

@@ -27,6 +27,8 @@ class PlainExchange(ABC):
     """An `Exchange` in torch's operations. What a rank asks for goes along as a `note`, so that ranks which took
     different ways are found out at once instead of adding what does not belong together."""
 
+    capturable = False
+
     def __init__(self, rank: int, ranks: int):
         self.rank, self.ranks = rank, ranks
 

@@ -74,13 +74,10 @@ def check_cards(plan: Plan, ranks: int = 1) -> None:
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")  # else CUDA counts by speed, the plan as NVML does
     if not is_there(plan.target):
         raise UsageError("torch finds no NVIDIA GPU here (kakera doctor says why); --gpus cpu works")
-    if plan.target.has_cards and (cards := len(plan.device_bytes)) > 1:
-        one = f"{plan.device_bytes[0] / 1e9:.0f}GB"
-        raise UsageError(
-            f"the plan shares the model among {cards} cards, and kakera computes on one so far: --gpus {one}"
-        )
     if plan.ranks > ranks:
-        raise UsageError(f"the plan is for {plan.ranks} processes, and this computes in one: --gpus cpu")
+        what = "cards" if plan.target.has_cards else "processes"
+        one = f"{plan.device_bytes[0] / 1e9:.0f}GB" if plan.target.has_cards else "cpu"
+        raise UsageError(f"the plan shares the model among {plan.ranks} {what}, and this computes on one: --gpus {one}")
 
 
 def build_engine(

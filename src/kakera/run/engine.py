@@ -12,11 +12,10 @@ from kakera.contract.events import EngineStats, Event, Flushed, RegionRead, Slee
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
 from kakera.run.card_watch import CardWatch
-from kakera.run.interface import EngineLimits, Runner
+from kakera.run.interface import EngineLimits, Runner, Sleeps
 from kakera.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from kakera.run.asleep import Sleeper
     from kakera.run.process.kv_events import Publisher
 
 
@@ -24,7 +23,7 @@ class LocalEngine:
     """Not thread-safe: one caller submits, aborts and steps."""
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, sleeper: Sleeper | None = None, card: CardWatch | None = None
+        self, scheduler: Scheduler, runner: Runner, sleeper: Sleeps | None = None, card: CardWatch | None = None
     ):
         """`sleeper`: of the runner; without one there is no memory to give back. `card`: gives back some while other
         programs need it."""

@@ -28,6 +28,14 @@ class Runner(Protocol):
         ...
 
 
+class Sleeps(Protocol):
+    """Gives the memory of a runner's device back, and takes it again. See Engine.sleep and Engine.wake_up."""
+
+    def sleep(self, level: int) -> SleepState: ...
+
+    def wake_up(self, progress: Callable[[int, int], None]) -> SleepState: ...
+
+
 class Engine(Protocol):
     """One model that can be asked. Implemented in process (tests, Python API) and by a client of the engine process."""
 

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from kakera import __version__
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
+from kakera.run.process.kv_events import KvEvents
 from kakera.server.anthropic.routes import messages_routes
 from kakera.server.http.access import OPEN, Access
 from kakera.server.http.drain import DrainGate
@@ -59,10 +60,12 @@ def create_app(
     idle_sleep: IdleSleep | None = None,
     body_limit: int | None = None,
     body_seconds: float = BODY_SECONDS,
+    kv_events: KvEvents | None = None,
 ) -> FastAPI:
     """`plan` is what the page compares memory with. `watch` may carry what to do when the engine dies. With keys, all
     but /health, /metrics and the page's files need one, and the routes' description is switched off.
-    `body_limit` is in bytes; without it, it follows from the context."""
+    `body_limit` is in bytes; without it, it follows from the context. `kv_events`: where the engine says what is
+    cached."""
     watch = watch or EngineWatch(engine)
     body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest, model.sees)
     service = Service(engine, model, watch, Intake(body_limit), access=access)
@@ -105,7 +108,7 @@ def create_app(
         responses_routes(service),
         text_routes(service),
         health_routes(service),
-        router_routes(service, plan),
+        router_routes(service, plan, kv_events),
         status_routes(service, plan, spill=spill),
         sweep_routes(service),
         sleep_routes(service),

@@ -14,6 +14,7 @@ from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
 from kakera.run.process.engine_process import settle, show_crashes
+from kakera.run.process.kv_events import KvEvents
 from kakera.server.app import create_app
 from kakera.server.http.access import OPEN, Access
 from kakera.server.http.connection import CONNECTIONS, KEEP_ALIVE_SECONDS, allow_open_files
@@ -92,6 +93,7 @@ async def serve(
     attend: Attendant = unattended,
     plan: Plan | None = None,
     idle_sleep: IdleSleep | None = None,
+    kv_events: KvEvents | None = None,
 ) -> int:
     """Returns the exit status: 0 after a drain, which SIGINT, SIGTERM and POST /drain begin, 70 if the engine died or
     was given up.
@@ -114,7 +116,7 @@ async def serve(
             watch.give_up(error)
 
     watch = EngineWatch(engine, on_death=stop, stall_seconds=stall_seconds)
-    app = create_app(engine, model, plan=plan, watch=watch, access=access, idle_sleep=idle_sleep)
+    app = create_app(engine, model, plan=plan, watch=watch, access=access, idle_sleep=idle_sleep, kv_events=kv_events)
     config = uvicorn.Config(
         app,
         host=host,

@@ -62,9 +62,7 @@ def record(engine: LocalEngine, plan: Plan, recording: Recording) -> None:
     from kakera import __version__
     from kakera.contract.recording import VERSION, Header, Recorder
     from kakera.run.recording.record import RecordingRunner
-    from kakera.run.step.runner import TorchRunner
 
-    assert isinstance(engine.runner, TorchRunner), "of one rank"
     wishes = asdict(plan.wishes())
     header = Header(
         VERSION, __version__, recording.model, wishes, plan.spec.vocab, plan.pages, prompts=recording.prompts

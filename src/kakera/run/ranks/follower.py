@@ -16,7 +16,7 @@ from kakera.errors import KakeraError, RanksApart
 from kakera.run.process.engine_process import die_with_parent, settle, show_crashes
 from kakera.run.ranks.leader import RankRunner, Together
 from kakera.run.ranks.meeting import Meeting
-from kakera.run.ranks.messages import Built, CanNotBuild, Done, Execute, Swept, decode_to_rank, digest, encode
+from kakera.run.ranks.messages import Built, CanNotBuild, Done, Execute, Sweep, Swept, decode_to_rank, digest, encode
 from kakera.run.ranks.seat import Seat
 from kakera.run.ranks.wire import IDLE, Peer, Wire
 
@@ -77,7 +77,7 @@ def follow(runner: RankRunner, exchange: Together, wire: Wire) -> None:
                 exchange.meet()
                 runner.execute(plan)
                 wire.send(encode(Done(plan.step, digest(message), runner.branch)))
-            case _:
+            case Sweep():
                 wire.send(encode(Swept(runner.sweep())))
 
 

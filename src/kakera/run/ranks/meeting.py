@@ -18,7 +18,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from kakera.errors import RanksApart
-from kakera.run.ranks.wire import Wire
+from kakera.run.ranks.wire import STEP, Terms, Wire
 
 SLOT_BYTES = 2**20  # a chunk of 512 tokens of `mini` is as large
 SLOTS = 2
@@ -49,13 +49,21 @@ def memory_bytes(ranks: int) -> int:
 
 
 class Meeting:
-    """One rank's side. `wires`: to every other rank, by its number. One thread meets; any may `abort`.
+    """One rank's side. `wires`: to every other rank, by its number. One thread meets; any may `abort`. `terms`: of its
+    waits until the first `meet`, and STEP then. `segment`: descriptor of memory that the cards of all ranks share.
 
     Whoever waits in vain gives up, and all others with it, for good: RanksApart, which says why the first one did.
     """
 
-    def __init__(self, rank: int, memory: mmap.mmap, wires: Mapping[int, Wire]):
-        self.rank, self.ranks = rank, len(wires) + 1
+    def __init__(
+        self,
+        rank: int,
+        memory: mmap.mmap,
+        wires: Mapping[int, Wire],
+        terms: Terms = STEP,
+        segment: int | None = None,
+    ):
+        self.rank, self.ranks, self.terms, self.segment = rank, len(wires) + 1, terms, segment
         self._memory, self._wires = memory, wires
         self._count = 0
         self._aborting = threading.Lock()
@@ -78,6 +86,7 @@ class Meeting:
     def meet(self) -> None:
         """Wait until every rank is here."""
         self._show("meet", memoryview(b""), 0)
+        self.terms = STEP
 
     def send(self, note: str, data: bytes, to: int) -> None:
         with self._reasons():
@@ -132,7 +141,7 @@ class Meeting:
 
     def _next(self, rank: int, kind: type[Message]) -> Message:
         with self._reasons():
-            data = self._wires[rank].receive()
+            data = self._wires[rank].receive(self.terms)
         try:
             return msgspec.msgpack.decode(data, type=kind)
         except msgspec.DecodeError:

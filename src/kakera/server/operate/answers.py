@@ -109,6 +109,18 @@ class ServerInfo(TypedDict):
 
 
 @closed
+class EventSource(TypedDict):
+    """`endpoint` publishes, `replay_endpoint` sends again."""
+
+    endpoint: str
+    replay_endpoint: str
+    topic: str
+    publisher: Literal["zmq"]
+    encoding: Literal["msgpack"]
+    schema_version: Literal[1]
+
+
+@closed
 class LoadSum(TypedDict):
     total_running_reqs: int
     total_waiting_reqs: int

@@ -15,8 +15,18 @@ from kakera import __version__
 from kakera.contract.events import EngineStats
 from kakera.contract.grid import PAGE
 from kakera.plan.plan import Plan
+from kakera.run.process.kv_events import KvEvents
 from kakera.server.fields import Body
-from kakera.server.operate.answers import DrainAnswer, FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
+from kakera.server.operate.answers import (
+    DrainAnswer,
+    EventSource,
+    FlushAnswer,
+    Load,
+    Loads,
+    ModelInfo,
+    OldLoad,
+    ServerInfo,
+)
 from kakera.server.service import Service
 
 
@@ -28,7 +38,7 @@ class DrainBody(Body):
     seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
 
 
-def router_routes(service: Service, plan: Plan | None) -> APIRouter:
+def router_routes(service: Service, plan: Plan | None, kv_events: KvEvents | None = None) -> APIRouter:
     router = APIRouter()
     name = service.model.name
 
@@ -68,6 +78,23 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
             "max_total_num_tokens": stats.pages_total * PAGE,
             "internal_states": [_load(stats)],
         }
+
+    @router.get("/kv_event_sources")
+    async def kv_event_sources() -> dict[str, EventSource]:
+        """Where each rank tells what is cached, as vllm-router 0.1.17 asks a new worker: a list, which vLLM's own route
+        gives, it refuses, and a source without each of the last three fields it passes over. It reads a host "*" as
+        the worker's. Empty without --kv-events."""
+        if kv_events is None:
+            return {}
+        source: EventSource = {
+            "endpoint": kv_events.endpoint,
+            "replay_endpoint": kv_events.replay,
+            "topic": kv_events.topic,
+            "publisher": "zmq",
+            "encoding": "msgpack",
+            "schema_version": 1,
+        }
+        return {"0": source}
 
     @router.get("/v1/loads")
     async def loads() -> Loads:
