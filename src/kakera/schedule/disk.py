@@ -22,7 +22,7 @@ from kakera.schedule.sequence import Sequence
 PAUSE_SECONDS = 30.0
 LOOK_AHEAD = 8  # waiting requests that are read for
 BUSY_BYTES = 2**21  # of pages at once beside others
-BUSY_SECONDS = 0.1  # between these: on a card they end what ran ahead, which costs a decode step 1.3 ms beside the copying
+BUSY_SECONDS = 0.1  # between these: on a card each ends what ran ahead, 1.3 ms of a decode step
 IDLE_BYTES = 64 * 2**20
 FIRST_BYTES_A_SECOND = 1e9  # of a disk that nothing was read from yet
 _WEIGHT = 0.25  # of the newest measurement
