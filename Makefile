@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 CPU_TORCH := $(TORCH)+cpu
 CPU_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: demo quick test test-gpu lint venv clients kernels wheel-check lock clean
+.PHONY: demo quick test test-all test-gpu lint venv clients kernels wheel-check lock clean
 .DEFAULT_GOAL := demo
 
 demo: $(READY)
@@ -17,7 +17,7 @@ demo: $(READY)
 
 # What to run after every change: the rooms without torch, the codec, the arithmetic, a story or two end to end.
 QUICK := $(wildcard tests/test_*.py) \
-  $(wildcard $(addprefix tests/,contract arch target plan disk cache schedule text chat constrain ops)) \
+  $(wildcard $(addprefix tests/,contract arch target plan disk cache schedule text vision chat constrain ops)) \
   $(addprefix tests/kv/test_kv_,codec.py rotation.py softmax.py) \
   tests/run/test_hit_is_cold.py tests/server/test_chat.py
 # Where Python is told to keep no compiled modules, each process of a test compiles all that it imports, and pytest all
@@ -28,9 +28,13 @@ WORKERS := 2
 PYTEST := $(PYTHON) -m pytest -n $(WORKERS) --dist worksteal
 
 quick: $(READY)
-	@$(PYTEST) -m 'not compile and not slow' $(QUICK) $(PYTEST_ARGS)
+	@$(PYTEST) -m 'not compile and not slow and not sweep' $(QUICK) $(PYTEST_ARGS)
 
 test: $(READY)
+	@$(PYTEST) -m 'not sweep' $(PYTEST_ARGS)
+
+# With the sweeps: every kernel for every card, every route by made-up requests, ...
+test-all: $(READY)
 	@$(PYTEST) $(PYTEST_ARGS)
 
 # Tests of kernels and of the engine on an NVIDIA GPU; where there is none, each is skipped and says so.
@@ -69,8 +73,8 @@ COMPILE = $(PYTHON) -m uv pip compile --quiet --upgrade --generate-hashes --no-a
   --python-version 3.11 --python-platform x86_64-manylinux_2_35 --custom-compile-command 'make lock'
 lock: $(READY)
 	@$(PIP) install --quiet uv
-	@echo '$(CPU_TORCH)' | $(COMPILE) --find-links '$(CPU_WHEELS)' --output-file requirements-cpu.lock pyproject.toml -
-	@echo '$(TORCH)' | $(COMPILE) --extra gpu --output-file requirements-gpu.lock pyproject.toml -
+	@echo '$(CPU_TORCH)' | $(COMPILE) --extra vision --find-links '$(CPU_WHEELS)' --output-file requirements-cpu.lock pyproject.toml -
+	@echo '$(TORCH)' | $(COMPILE) --extra vision --extra gpu --output-file requirements-gpu.lock pyproject.toml -
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist

@@ -81,6 +81,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a vision tower (`seeing_model.py`)."""
+    from seeing_model import write_seeing_model
+
+    directory = tmp_path_factory.mktemp("seeing")
+    write_seeing_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def hub_server() -> Iterator[LocalHub]:
     from local_hub import LocalHub
 

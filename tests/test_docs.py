@@ -71,3 +71,17 @@ def test_messages_that_users_look_up_are_those_that_are_printed():
     printed = "\n".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
     printed = re.sub(r'"\s+f?"', "", printed)  # strings that go on in the next line
     assert len(words) > 12 and [part for part in words if part not in printed] == []
+
+
+def test_tests_that_the_page_of_failures_names_exist():
+    page = (ROOT / "docs/developers/failures-of-others.md").read_text()
+    rows = [line for line in page.splitlines() if line[2:3].isdigit()]
+    wrong = []
+    for row in rows:
+        file = Path()
+        for path, name in re.findall(r"`([\w/]+\.py)?::(\w+)`", row):
+            file = ROOT / "tests" / path if path else file
+            if f"def {name}(" not in file.read_text():
+                wrong.append((row[:6], name))
+    assert len(rows) == 36 and not wrong
+    assert all("::" in row or "the same" in row for row in rows)

@@ -24,7 +24,7 @@ DOCS = HOME.parents[1] / "docs"
 ORDER = (
     *("errors", "contract", "arch", "target", "plan", "hub", "disk", "cache", "schedule"),
     *("ops", "weights", "kv", "model", "quantize"),
-    *("text", "chat", "constrain", "run", "service", "server", "batch", "evaluate", "bench", "prove", "cli"),
+    *("text", "vision", "chat", "constrain", "run", "service", "server", "batch", "evaluate", "bench", "prove", "cli"),
 )
 WITHOUT_TORCH = [
     "errors",
@@ -37,6 +37,7 @@ WITHOUT_TORCH = [
     "cache",
     "schedule",
     "text",
+    "vision",
     "chat",
     "constrain",
     "service",

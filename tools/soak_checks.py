@@ -79,7 +79,7 @@ class Peak:
     pages_filled: int = 0  # by requests or a cached prefix
 
     def see(self, engine: dict[str, Any]) -> None:
-        held = engine["pages_total"] - engine["pages_free"]
+        held = engine["pages_total"] - engine.get("pages_lent", 0) - engine["pages_free"]
         self.running = max(self.running, engine["running"])
         self.waiting = max(self.waiting, engine["waiting"])
         self.pages_held = max(self.pages_held, held)

@@ -69,3 +69,7 @@ class EngineDied(KakeraError):
     """The engine process ended while it was needed."""
 
     exit_status = 70
+
+
+class RanksApart(EngineDied):
+    """A rank of a shared model did not come, gave up, or computes something else: what they hold is out of step."""

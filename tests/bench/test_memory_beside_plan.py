@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +19,8 @@ from kakera.plan.plan import PlanRow, Wishes
 from kakera.plan.planner import make_plan, plan_for
 from kakera.plan.weights import from_config
 from kakera.run.build import build_engine
+from kakera.run.engine import LocalEngine
+from kakera.run.ranks.leader import LeadingRunner
 from kakera.target.devices import Device, Machine
 from kakera.target.target import CPU, CUDA
 
@@ -131,3 +135,10 @@ def test_scratch_counts_as_scratch_wherever_it_hangs(loaded):
     finally:
         del engine.runner.model.scratch
     assert (after.scratch - before.scratch, after.weights) == (512, before.weights)
+
+
+def test_of_ranks_in_one_memory_there_is_no_table(tiny_model):
+    """A process is not all of them."""
+    plan = replace(plan_for(tiny_model, Wishes(gpus="cpu", context=512, kv_group=64)), ranks=2)
+    engine = LocalEngine(None, LeadingRunner(None, None, ()))
+    assert MemoryWatch(0).tables(engine, plan) == {}

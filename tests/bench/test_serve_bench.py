@@ -57,7 +57,8 @@ def test_a_second_turn_is_served_from_the_cache(server):
     assert found.warm_seconds < found.cold_seconds
 
 
-def test_a_long_prompt_beside_running_streams(server):
+def test_a_long_prompt_beside_running_streams(server, monkeypatch):
+    monkeypatch.setattr("kakera.bench.load.ALONE_SECONDS", 0.5)
     found = measure(server, lambda client, prose: prefill_beside(client, prose, 2, 1000))
     assert found.alone.p95 > 0 and found.beside.p95 > 0
     assert 0 < found.kept < 3

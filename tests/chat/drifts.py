@@ -20,10 +20,14 @@ BASH = call_text("bash", command="ls")
 
 
 def read(text: str, tools=TOOLS) -> tuple[str, list]:
-    """Text and calls with their arguments as values: the same whole, letter by letter, and cut once anywhere."""
+    """Text and calls with their arguments as values: the same whole, letter by letter, and cut once.
+
+    At every third place; at which depends on the text's length, so that texts of a kind are cut everywhere.
+    test_call_fuzz.py cuts anywhere, and several times.
+    """
     whole = events([text], tools)
     assert events(list(text), tools) == whole
-    for cut in range(1, len(text)):
+    for cut in range(1 + len(text) % 3, len(text), 3):
         assert events([text[:cut], text[cut:]], tools) == whole, text[:cut]
     words, calls = parse([text], tools)
     return words, [(name, json.loads(arguments)) for name, arguments in calls]

@@ -59,7 +59,7 @@ words = st.one_of(
 contents = st.lists(words, max_size=4).map("".join)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(contents, contents)
 def test_no_text_of_a_user_becomes_a_control_token(system, user):
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]

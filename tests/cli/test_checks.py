@@ -32,6 +32,22 @@ def test_wsl_is_recognised_by_its_kernel() -> None:
     assert checks.wsl("6.8.0-45-generic").status == "ok"
 
 
+def test_how_memory_of_a_card_is_taken_is_told_with_who_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "detect_gpus", lambda: ((), ()))
+    assert checks.card_memory().detail.startswith("nothing to choose")
+    monkeypatch.setattr(devices, "detect_gpus", lambda: ((devices.Device("card", 12 * 10**9),), ()))
+    on = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    for environ, under_wsl, status, words in (
+        ({}, False, "ok", "expandable_segments is on, set by kakera: .*; KV pages go back"),
+        ({}, True, "ok", "expandable_segments is off, set by kakera: under WSL2 .*; KV pages stay"),
+        (on, False, "ok", "is on, set by PYTORCH_CUDA_ALLOC_CONF"),
+        (on, True, "note", "is on, set by PYTORCH_CUDA_ALLOC_CONF"),
+    ):
+        found = checks.card_memory(environ, under_wsl)
+        assert found.status == status and re.search(words, found.detail), found
+        assert ("PYTORCH_CUDA_ALLOC_CONF" in found.fix) == (status == "note")
+
+
 def test_little_memory_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "host_memory", lambda: (4 * 10**9, 3 * 10**9))
     assert checks.memory().status == "note"

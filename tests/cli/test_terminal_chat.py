@@ -42,6 +42,11 @@ def server(script: str) -> Iterator[CommandServer]:
         yield running
 
 
+def asking(server: CommandServer) -> list[str]:
+    """The command without an engine of its own, which takes a second to start."""
+    return [*CHAT, "--url", f"127.0.0.1:{server.port}", "--api-key", "open sesame"]
+
+
 def talk_as_people_do(terminal: Terminal) -> None:
     """The same with an engine and with a server."""
     terminal.prompt()
@@ -72,12 +77,14 @@ def talk_as_people_do(terminal: Terminal) -> None:
     assert terminal.wait() == 0
 
 
-def test_a_conversation_in_a_terminal_and_its_history_in_the_next(script: str, tmp_path: Path) -> None:
+def test_a_conversation_in_a_terminal_and_its_history_in_the_next(
+    script: str, server: CommandServer, tmp_path: Path
+) -> None:
     with Terminal([*CHAT, script], XDG_STATE_HOME=str(tmp_path)) as terminal:
         talk_as_people_do(terminal)
     kept = tmp_path / "kakera" / "chat-history"
     assert kept.stat().st_mode & 0o777 == 0o600
-    with Terminal([*CHAT, script], XDG_STATE_HOME=str(tmp_path)) as terminal:
+    with Terminal(asking(server), XDG_STATE_HOME=str(tmp_path)) as terminal:
         terminal.prompt()
         terminal.type("\x1b[A")
         terminal.expect("bye")
@@ -91,14 +98,13 @@ def test_a_conversation_in_a_terminal_and_its_history_in_the_next(script: str, t
 
 
 def test_a_conversation_with_a_server(server: CommandServer, tmp_path: Path) -> None:
-    command = [*CHAT, "--url", f"127.0.0.1:{server.port}", "--api-key", "open sesame"]
-    with Terminal(command, XDG_STATE_HOME=str(tmp_path)) as terminal:
+    with Terminal(asking(server), XDG_STATE_HOME=str(tmp_path)) as terminal:
         talk_as_people_do(terminal)
 
 
-def test_a_home_that_can_not_be_written_costs_the_history_alone(script: str, tmp_path: Path) -> None:
+def test_a_home_that_can_not_be_written_costs_the_history_alone(server: CommandServer, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with Terminal([*CHAT, script], XDG_STATE_HOME=str(tmp_path / "file")) as terminal:
+    with Terminal(asking(server), XDG_STATE_HOME=str(tmp_path / "file")) as terminal:
         for _ in range(2):
             terminal.prompt()
             terminal.type("hi\r")
@@ -108,8 +114,8 @@ def test_a_home_that_can_not_be_written_costs_the_history_alone(script: str, tmp
         assert terminal.wait() == 0
 
 
-def test_a_terminal_without_unicode_shows_escapes_and_a_plain_spinner(script: str, tmp_path: Path) -> None:
-    with Terminal([*CHAT, script], XDG_STATE_HOME=str(tmp_path), PYTHONIOENCODING="ascii") as terminal:
+def test_a_terminal_without_unicode_shows_escapes_and_a_plain_spinner(server: CommandServer, tmp_path: Path) -> None:
+    with Terminal(asking(server), XDG_STATE_HOME=str(tmp_path), PYTHONIOENCODING="ascii") as terminal:
         terminal.prompt()
         terminal.type("the weather?\r")
         terminal.expect(r"Sunny \\U0001f600 today\.")

@@ -54,7 +54,7 @@ def test_every_example_of_the_document_is_answered(random_weights: CommandServer
             assert answer.headers["content-type"].startswith("text/event-stream") == streams
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_made_up_requests_get_the_answers_that_the_document_promises(
     random_weights: CommandServer, tmp_path: Path
 ) -> None:

@@ -25,42 +25,26 @@ START_SECONDS = 60
 PAGE = 64  # tokens; a page that is not full is not cached
 
 
-def after(endpoint: str) -> str:
-    """Where batches are sent again: the next port."""
-    host, _, port = endpoint.rpartition(":")
-    return f"{host}:{int(port) + 1}"
-
-
 @pytest.fixture(scope="module")
-def events() -> list[str]:
-    """Where the two servers tell what is cached."""
-    return [f"tcp://127.0.0.1:{free_port_pair()}" for _ in range(2)]
-
-
-@pytest.fixture(scope="module")
-def servers(events: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[CommandServer]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[CommandServer]]:
     path: Path = tmp_path_factory.mktemp("router") / "script.json"
     streams = [{"text": "Thought.\n</think>\n\nWell.", "delay_ms": 60}]
     streams.append({"match": "slow", "text": "Thought.\n</think>\n\n" + "word " * 40, "delay_ms": 60})
     path.write_text(json.dumps({"streams": streams}))
     with contextlib.ExitStack() as stack:
-        started = [CommandServer(f"scripted:{path}", "--served-name", "mini", "--kv-events", e) for e in events]
+        told = [f"tcp://127.0.0.1:{free_port_pair()}" for _ in range(2)]
+        started = [CommandServer(f"scripted:{path}", "--served-name", "mini", "--kv-events", place) for place in told]
         yield [stack.enter_context(server) for server in started]
 
 
 @pytest.fixture(scope="module")
-def router(
-    servers: list[CommandServer], events: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[httpx.Client]:
+def router(servers: list[CommandServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """It asks each server where its events are."""
     port, log = free_port(), tmp_path_factory.mktemp("log") / "router"
     workers = [f"http://127.0.0.1:{server.port}" for server in servers]
-    heard = ["--kv-event-model", "mini", "--kv-event-block-size", str(PAGE)]
-    for worker, endpoint in zip(workers, events, strict=True):
-        heard += ["--kv-event-source", f"{worker}={endpoint}"]
-        heard += ["--kv-event-replay-source", f"{worker}={after(endpoint)}"]
     address = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
     address += ["--health-check-interval-secs", "2"]
-    command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "kv_aware", *address, *heard]
+    command = [sys.executable, "-m", "vllm_router.launch_router", "--policy", "kv_aware", *address]
     with log.open("w") as output:
         process = subprocess.Popen([*command, "--worker-urls", *workers], stdout=output, stderr=subprocess.STDOUT)
     try:

@@ -104,7 +104,7 @@ def check_arguments(arguments: dict) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers())
 def test_a_strict_call_is_of_its_schema(seed):
     wanted = tool(required=[name for name in PROPERTIES if name not in ("ratio", "point")])

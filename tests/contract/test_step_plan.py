@@ -10,6 +10,7 @@ from kakera.contract.events import TokenLogprob
 from kakera.contract.step import (
     Action,
     DiskRecord,
+    ImageRows,
     RowResult,
     SamplingInput,
     SavePoint,
@@ -35,6 +36,11 @@ KINDS = {
     "position": number,
     "sink": number,
     "pairs": pairs,
+    "digest": st.binary(max_size=32),
+    "digests": st.lists(st.binary(max_size=32), max_size=3).map(tuple),
+    "pixels": st.binary(max_size=99),
+    "rows": number,
+    "columns": number,
 }
 
 
@@ -57,7 +63,8 @@ segment = st.builds(
     sampled=st.integers(0, 8),
     scored=number,
     saves=st.lists(st.builds(SavePoint, number, number), max_size=3).map(tuple),
-    positions=numbers,
+    positions=st.lists(numbers, max_size=3).map(tuple),
+    images=st.lists(st.builds(ImageRows, st.binary(max_size=32), number, number, number), max_size=2).map(tuple),
 )
 segments = st.lists(segment, max_size=3).map(tuple)
 plans = st.builds(StepPlan, number, before=actions, decode=segments, prefill=segments, after=actions)

@@ -36,7 +36,7 @@ def test_case_71_a_model_without_its_tokenizer_does_not_start(tiny_model: Path, 
     assert done.returncode == 1 and "lacks tokenizer.json" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("stops", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize("stops", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]])  # and SIGINT: cli/test_serve.py
 def test_a_stopped_server_ends_within_seconds_with_status_0_and_nobody_waits_in_silence(
     script: str, stops: list[int]
 ) -> None:

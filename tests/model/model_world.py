@@ -12,11 +12,13 @@ from torch import Tensor
 from kakera.arch.layout import Dtypes, checkpoint_record
 from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
+from kakera.contract.step import Segment
 from kakera.kv.batch import Batch, CheckpointTensors, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.kv_format import KvFormat
+from kakera.run.step.runner import positions_of
 from kakera.target.as_torch import DTYPES, activation_of
 
 SLOTS, PAGES_PER_SLOT = 4, 5
@@ -53,10 +55,13 @@ class Harness:
         decode = sum(row.decode for row in rows)
         batch = Batch(
             tokens_T=torch.cat([row.tokens for row in rows]),
-            positions_T=torch.cat([torch.arange(span.start, span.end) for span in spans]),
+            positions_T=positions_of([row.segment for row in rows]),
             decode=tuple(spans[:decode]),
             prefill=tuple(spans[decode:]),
             logit_rows=torch.arange(offset),
+            images=tuple(
+                (s.offset + at, embeds) for s, row in zip(spans, rows, strict=True) for at, embeds in row.images
+            ),
         )
         logits = self.model.forward(batch, self.kv.backend, self.states)
         return [logits[span.rows] for span in spans]
@@ -88,6 +93,12 @@ class Row:
     slot: int = 0
     decode: bool = False
     saves: tuple[CheckpointTensors, ...] = ()
+    positions: tuple[tuple[int, ...], ...] = ()  # as of a Segment
+    images: tuple[tuple[int, Tensor], ...] = ()  # embeddings, and the row's token that they begin with
+
+    @property
+    def segment(self) -> Segment:
+        return Segment("", self.slot, tuple(self.tokens.tolist()), self.start, positions=self.positions)
 
 
 def hybrid_config(heads: int, kv_heads: int, **changes: Any) -> dict[str, Any]:
@@ -120,20 +131,29 @@ def hybrid_config(heads: int, kv_heads: int, **changes: Any) -> dict[str, Any]:
 
 
 def save_model(directory: Path, kind: str, config: dict[str, Any], prefix: str = "") -> Any:
-    """A random transformers model, saved to `directory`; every norm scale, decay and bias is drawn too.
+    """A random transformers model, saved to `directory`."""
+    from safetensors.torch import load_file, save_file
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
+
+    made = (
+        Qwen3ForCausalLM(Qwen3Config(**config)) if kind == "qwen3" else Qwen3_5ForCausalLM(Qwen3_5TextConfig(**config))
+    )
+    model = save_random(directory, made)
+    if prefix:
+        path = directory / "model.safetensors"
+        tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in load_file(path).items()}
+        save_file(tensors, path)
+    return model
+
+
+def save_random(directory: Path, model: Any) -> Any:
+    """A transformers model with random weights, saved to `directory`; every norm scale, decay and bias is drawn too.
 
     Fresh norms hide a doubled (1 + w). Larger weights would test less: at twice these, transformers' own chunk and
     recurrent forms differ by 2e-4 in the logits. Weights are fp16 numbers, as a CPU holds them, so that what differs is
     arithmetic; `test_linear` tests the rounding.
     """
-    from safetensors.torch import load_file, save_file
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
-
     torch.manual_seed(1)
-    if kind == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**config))
-    else:
-        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**config))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
@@ -141,11 +161,7 @@ def save_model(directory: Path, kind: str, config: dict[str, Any], prefix: str =
                     std=0.5 if "conv1d" in name else 1.0 if "embed" in name else 0.6 * parameter.shape[-1] ** -0.5
                 )
                 parameter.copy_(parameter.half())
-            elif "norm" in name or "dt_bias" in name:
+            elif "norm" in name or "bias" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)
     model.float().eval().save_pretrained(directory)
-    if prefix:
-        path = directory / "model.safetensors"
-        tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in load_file(path).items()}
-        save_file(tensors, path)
     return model

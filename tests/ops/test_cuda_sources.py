@@ -1,4 +1,7 @@
-"""The CUDA sources compile for every card that is promised, without spilling, in the shared memory that all have."""
+"""The CUDA sources compile for every card that is promised, without spilling, in the shared memory that all have.
+
+Nine seconds a card: `make test` compiles each kernel for one of them, the sweep for all.
+"""
 
 from __future__ import annotations
 
@@ -49,20 +52,36 @@ KERNELS = [  # name, defines, bytes a thread may spill
 ]
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_kernels_compile_for_every_card(arch, pytestconfig, tmp_path):
+@pytest.fixture
+def kept(pytestconfig, tmp_path):
+    """Where a run keeps the assembler's words for the next."""
     cache = getattr(pytestconfig, "cache", None)  # there is none with -p no:cacheprovider
-    kept = cache.mkdir("kernels") if cache else tmp_path
-    for name, defines, spills in KERNELS:
-        report = compile_report(name, defines, arch, kept)
-        spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
-        shared = [int(n) for n in re.findall(r"(\d+) bytes smem", report)]
-        assert spilled and max(spilled) <= spills, f"{name} {defines}: {report}"
-        assert max(shared, default=0) <= SHARED_BYTES
+    return cache.mkdir("kernels") if cache else tmp_path
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels_compile_for_every_card(arch, kept):
+    for kernel in KERNELS:
+        check(*kernel, arch, kept)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_each_kernel_compiles_for_one_card_and_some_for_each(arch, kept):
+    for kernel in KERNELS[ARCHITECTURES.index(arch) :: len(ARCHITECTURES)]:
+        check(*kernel, arch, kept)
+
+
+def check(name: str, defines: tuple[str, ...], spills: int, arch: str, kept: Path) -> None:
+    report = compile_report(name, defines, arch, kept)
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", report)]
+    shared = [int(n) for n in re.findall(r"(\d+) bytes smem", report)]
+    assert spilled and max(spilled) <= spills, f"{name} {defines}: {report}"
+    assert max(shared, default=0) <= SHARED_BYTES
 
 
 def compile_report(name: str, defines: tuple[str, ...], arch: str, kept: Path) -> str:
-    """The assembler's words. All of them take 49 s, so a run keeps them for the next, by all that they depend on."""
+    """The assembler's words, which are kept by all that they depend on: all of them take 49 s."""
     path = kept / compiler.cache_name(name, defines, arch)
     if not path.is_file():
         made = compiler.compile_source(name, defines, arch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 
 WORDS = 2
-ROUNDS = 5
+ROUNDS = 6
 
 
 def lane(rank: int, slots: int, epochs: bool, waits: bool):

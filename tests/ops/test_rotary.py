@@ -54,3 +54,25 @@ def test_frequencies_and_scale_are_those_of_transformers(case):
     if spec.rotary_dim == 64:  # whose sections of three-dimensional positions are the model's
         assert torch.equal(torch.cat([rotary.cos, rotary.cos], -1)[:, 0], cos[0])
         assert torch.equal(torch.cat([rotary.sin, rotary.sin], -1)[:, 0], sin[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sections", [[11, 11, 10], [16, 8, 8], [2, 20, 10]], ids=str)
+def test_three_positions_of_a_token_turn_as_in_transformers(sections):
+    """To the bit, with unequal axes and with equal ones, where one position says as much."""
+    configs = pytest.importorskip("transformers.models.qwen3_5.configuration_qwen3_5")
+    modeling = pytest.importorskip("transformers.models.qwen3_5.modeling_qwen3_5")
+    said = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": sections}
+    spec = spec_of({**SHAPE, "rope_parameters": said, "vision_config": {"depth": 27}, "image_token_id": 7})
+    sizes = {key: SHAPE[key] for key in ("hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")}
+    theirs = modeling.Qwen3_5TextRotaryEmbedding(
+        configs.Qwen3_5TextConfig(**sizes, num_hidden_layers=4, rope_parameters=dict(said))
+    )
+    full = build(spec, (), torch.device("cpu"), torch.float32)
+    positions = torch.tensor([[0, 5, 900, 70_000], [0, 6, 917, 70_001], [0, 9, 931, 70_063]])
+    rotary = Rotary.at(positions, full._frequencies_F, 1.0, full._axes_F)
+    cos, sin = theirs(torch.zeros(1), positions[:, None])
+    assert torch.equal(rotary.cos[:, 0], cos[0, :, :32]) and torch.equal(rotary.sin[:, 0], sin[0, :, :32])
+    assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous()
+    equal = Rotary.at(positions[:1].expand(3, -1), full._frequencies_F, 1.0, full._axes_F)
+    assert torch.equal(equal.cos, Rotary.at(positions[0], full._frequencies_F).cos)

@@ -1,4 +1,5 @@
-"""Plans keep their bytes: every row of some, as they were on 30 November 2026 (golden_plans.json).
+"""Plans keep their bytes: every row of some, as they were on 30 November 2026, or of several cards on 1 December
+(golden_plans.json).
 
 A change of them that is meant is written down by `python tests/plan/test_golden_plans.py`.
 """

@@ -27,9 +27,14 @@ def test_coded_parameters_of_the_27b(spec_27b: ModelSpec) -> None:
     assert sum(spec_27b.kinds.values()) == 24_326_963_200
 
 
-def test_two_ranks_hold_all_vectors_and_half_of_the_rest(weights_27b: WeightBytes) -> None:
-    on_one = weights_27b.on_device(CUDA, 2)
-    assert 2 * on_one == weights_27b.coded + weights_27b.replicated
+def test_ranks_hold_norms_and_scales_of_what_is_not_cut_and_their_share_of_the_rest(weights_27b: WeightBytes) -> None:
+    for ranks in (2, 4):
+        held = [weights_27b.of_rank(rank, ranks) for rank in range(ranks)]
+        biases = 64 * 2 * 5120 * 2  # of o_proj, out_proj and down_proj, whose outputs are summed
+        assert sum(held) == weights_27b.coded + (ranks - 1) * weights_27b.replicated
+        assert held == [max(held), *[max(held) - biases] * (ranks - 1)]
+        assert weights_27b.on_device(CUDA, ranks) == held[0]
+    assert 12e6 < weights_27b.replicated < 15e6
 
 
 @pytest.mark.parametrize("linear_bytes", [2, 4])

@@ -17,6 +17,7 @@ from kakera.cli.model import resolve_model
 from kakera.errors import KakeraError, UsageError
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
+from kakera.prove import course
 from kakera.prove.course import Recorder, check, prove, sample_of
 from kakera.prove.verdict import judge
 from kakera.server.operate.sensors import CardReading, Reading
@@ -37,6 +38,25 @@ def test_a_server_that_is_gone_is_a_verdict(tiny_model) -> None:
     assert finding.kind == "wrong" and "127.0.0.1:9" in finding.text
     with pytest.raises(UsageError, match="1,024"):
         check(plan_for(tiny_model, Wishes(gpus="cpu", context=512)))
+
+
+def test_a_proof_does_not_wait_for_memory_that_others_have(monkeypatch) -> None:
+    monkeypatch.setattr(course, "LOOK_SECONDS", 0.001)
+    left = []
+
+    class Crowded:
+        async def status(self) -> dict:
+            return {"engine": {"held_back": 1, "pages_lent": 77}}
+
+    async def part() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            left.append("the request")
+
+    with pytest.raises(KakeraError, match="other programs have taken memory of the card: 77 KV pages"):
+        asyncio.run(course._unless_held_back(Crowded(), part()))
+    assert left == ["the request"]
 
 
 @contextlib.contextmanager

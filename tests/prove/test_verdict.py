@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 from traces import CARD, MIB, healthy, on_host, samples, slower, without
 
+from kakera.contract.events import RegionRead
 from kakera.prove.trace import Link, Trace
 from kakera.prove.verdict import FAILS, judge
+from kakera.run.spilled import spilled
 
 BASE = healthy()
 SENSORS = ("free", "watts", "clock_mhz", "utilization", "slowed")
@@ -193,3 +195,14 @@ def test_what_was_not_watched_is_said() -> None:
     assert "too few whole chunks" in unwatched(replace(BASE, chunks=BASE.chunks[:20]))
     assert "was slowed" in unwatched(hot(2))
     assert unwatched(replace(without(BASE, *SENSORS), card=None)).startswith("a CPU")
+
+
+@pytest.mark.parametrize("makers", [672e9, 4.8e12, 8e12])
+def test_short_reads_far_below_a_fast_cards_bandwidth_are_no_spill_and_reads_over_a_bus_are(makers: float) -> None:
+    """An H200 reads pieces at 525 GB/s of its 4,800; PCIe 5.0 gives 51."""
+
+    def sweep(rates: list[float]) -> list[RegionRead]:
+        return [RegionRead("weights", 64 * MIB * i, 64 * MIB, (64 * MIB / rate,) * 2) for i, rate in enumerate(rates)]
+
+    assert spilled([sweep([525e9] * 20 + [300e9] * 2)], makers) == ()
+    assert spilled([sweep([525e9] * 5 + [51e9] * 15)], makers)[0].bytes == 15 * 64 * MIB

@@ -106,7 +106,7 @@ def test_files_and_configs(tmp_path):
     assert {linear["kind"] for linear in report["linears"]} >= {"mlp.up", "gdn.qkv", "attention.q", "mtp", "head"}
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_real_search_reaches_the_error_of_its_rate():
     made = torch.Generator().manual_seed(3)
     weight_OI = 0.02 * torch.randn(128, 128, generator=made) * torch.rand(128, 1, generator=made)

@@ -36,7 +36,7 @@ def requests() -> list[Request]:
     ]
     lengths = (3, 20, 60, 64, 90, 127, 130, 200)
     pairs = zip(wishes, lengths, strict=True)
-    return [ask(f"r{i}", tokens_of(i, length), 70 + i, **wish) for i, (wish, length) in enumerate(pairs)]
+    return [ask(f"r{i}", tokens_of(i, length), 50 + i, **wish) for i, (wish, length) in enumerate(pairs)]
 
 
 def adversary(texts: Texts, seed: int, wrong: float) -> Callable[[SamplingInput, int], list[int]]:

@@ -71,9 +71,9 @@ class BrokenRecipe:
         sys.exit(3)
 
 
-async def parent(directory: Path) -> None:
+async def parent(script: Path) -> None:
     """Start an engine, say its process id, and wait to be killed."""
-    client = await EngineClient.start(TinyRecipe(directory))
+    client = await EngineClient.start(ScriptedRecipe(script))
     print(client.pid, flush=True)
     await asyncio.sleep(600)
 

@@ -32,8 +32,9 @@ class StandIn:
 
     def __init__(self, graphs: DecodeGraphs, owner, count: int):
         self._graphs, self._runner, self._count = graphs, owner, count
-        spec = owner.model.spec
-        self.outputs = ForwardOutput(torch.empty(count, spec.hidden), torch.empty(count, spec.vocab))
+        model = owner.model
+        width = 0 if model.exchange.rank else sum(model._vocab)  # rank 0 has all logits
+        self.outputs = ForwardOutput(torch.empty(count, model.spec.hidden), torch.empty(count, width))
         self.replays = 0
 
     @torch.inference_mode()
@@ -51,7 +52,7 @@ class StandIn:
 
 def with_graphs(world: World, most: int = 8) -> list[StandIn]:
     owner = world.runner
-    owner.graphs = DecodeGraphs(owner.model, owner.kv, owner.states, owner.tables)
+    owner.graphs = DecodeGraphs(owner.kv, owner.states, owner.tables)
     made = [StandIn(owner.graphs, owner, count) for count in range(1, most + 1)]
     owner.graphs._captured = [_Captured(one, one.outputs) for one in made]
     return made

@@ -78,6 +78,21 @@ def test_the_next_turn_in_a_new_process_is_that_of_one_that_went_on(tiny_model: 
     stop(after)
 
 
+@pytest.mark.parametrize("length", [250, 256])
+def test_a_prompt_that_is_on_the_disk_to_its_last_token_advances_no_state_twice(
+    tiny_model: Path, tmp_path: Path, length: int
+) -> None:
+    """Sent again after a restart; the state behind 256 tokens is no use to a prompt of 256."""
+    prompt = tokens_of(3, length)
+    before = world(tiny_model, tmp_path)
+    first = before.one(ask("a", prompt, 1, boundaries=[length]))
+    stop(before)
+    after = world(tiny_model, tmp_path)
+    again = after.one(ask("a", prompt, 1))
+    assert again.tokens == first.tokens and cached(again) == (192 if length == 250 else 0)
+    stop(after)
+
+
 def test_a_pause_is_written_beside_the_steps_of_others_and_each_page_once(tiny_model: Path, tmp_path: Path) -> None:
     here = world(tiny_model, tmp_path)
     first, second = turns(2)
@@ -90,6 +105,26 @@ def test_a_pause_is_written_beside_the_steps_of_others_and_each_page_once(tiny_m
     counted = here.engine.stats().counters
     assert counted["disk_written: checkpoint"] == 2 and counted["disk_written: page"] == len(second) // 64
     here.check_idle()
+    stop(here)
+
+
+def test_beside_others_a_little_is_written_now_and_then(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card each write ends what ran ahead: once a step it cost streams 13 % of their speed."""
+    monkeypatch.setattr(schedule_disk, "BUSY_BYTES", 1)  # a page at a time
+    here = world(tiny_model, tmp_path)
+    disk = here.engine.scheduler.disk
+    assert disk is not None
+    first, _ = turns(4)
+    here.one(ask("a", first, boundaries=[len(first)]))
+    stands_at = time.monotonic() + 60.0
+    monkeypatch.setattr(disk, "clock", lambda: stands_at)
+    here.one(ask("b", tokens_of(7, 10), 30))
+    assert disk.tier.tier.settle(10)  # type: ignore[attr-defined]
+    assert here.engine.stats().counters["disk_written: page"] == 1 < len(first) // 64
+    idle(here)
+    assert here.engine.stats().counters["disk_written: page"] == len(first) // 64, "an idle engine does not wait"
     stop(here)
 
 

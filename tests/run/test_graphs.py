@@ -36,9 +36,9 @@ def drive(world: World, seed: int, slow: bool = False) -> dict[str, tuple[list[i
                 stop_token_ids=(rng.randrange(256),),
             ),
         )
-        for i in range(14)
+        for i in range(10)
     ]
-    aborts = {rng.randrange(20, 120): f"r{rng.randrange(14)}" for _ in range(3)}
+    aborts = {rng.randrange(20, 120): f"r{rng.randrange(10)}" for _ in range(3)}
     for step in range(2000):
         for when, request in waiting:
             if when == step:
@@ -132,7 +132,7 @@ def test_graphs_of_all_sizes_leave_their_outputs_in_one_place(tiny_model, monkey
     with_graphs(world)
     fake_capture(monkeypatch)
     told: list[tuple[int, int]] = []
-    world.runner.graphs.capture(lambda done, total: told.append((done, total)))
+    world.runner.graphs.capture(world.runner.model, lambda done, total: told.append((done, total)))
     assert told == [(done, 8) for done in range(1, 9)] and world.runner.graphs.rows == 8
     outputs = [captured.outputs for captured in world.runner.graphs._captured]
     assert [len(each.hidden_RH) for each in outputs] == [len(each.logits_RV) for each in outputs] == list(range(1, 9))

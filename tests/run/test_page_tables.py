@@ -91,8 +91,8 @@ def test_rope_positions_are_those_of_the_cache_unless_a_row_says_otherwise(tiny_
 
         world.runner.execute = execute_other
 
-    with_positions(moved, lambda row: tuple(range(row.start + 7, row.end + 7)))
-    with_positions(apart, lambda row: tuple(3 * p for p in range(row.start, row.end)))
+    with_positions(moved, lambda row: (tuple(range(row.start + 7, row.end + 7)),))
+    with_positions(apart, lambda row: (tuple(3 * p for p in range(row.start, row.end)),))
     prompt = ask("a", tokens_of(1, 100), 1)
     for world in (plain, moved, apart):
         world.one(prompt)

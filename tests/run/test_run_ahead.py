@@ -110,8 +110,11 @@ def play(world: World, game: list, finish_copies=lambda: None) -> list:
             read(world, count)
         elif kind == "flush":
             told.append(replace(world.engine.flush(), host_bytes=0))
+        elif kind == "lend":
+            lend(world, count, finish_copies)
         else:
             finish_copies()
+    lend(world, 16, finish_copies)
     for _ in range(4000):
         told += world.engine.step()
         read(world, 9)
@@ -122,6 +125,18 @@ def play(world: World, game: list, finish_copies=lambda: None) -> list:
             world.check_idle()
             return told
     raise AssertionError("some requests never end")
+
+
+def lend(world: World, sixteenths: int, finish_copies) -> None:
+    """So much of pages and slots stays; what the others held is spoiled, once all that is queued has run."""
+    scheduler = world.engine.scheduler
+    pages, slots = (max(1, count * sixteenths // 16) for count in (scheduler.limits.pages, scheduler.limits.slots))
+    scheduler.admit_up_to(slots)
+    there, plan = scheduler.resize(pages)
+    world.runner.execute(plan)
+    finish_copies()
+    for tensor in world.runner.kv.store.page_tensors():
+        tensor[:, there:] = float("nan") if tensor.is_floating_point() else 0xFF
 
 
 def read(world: World, count: int) -> None:
@@ -145,7 +160,7 @@ def build(tiny_model, **size) -> World:
     with torch.inference_mode():
         world.runner.model.weights.embedding.rows_VH[POISON] = float("nan")
     scheduler = world.engine.scheduler
-    scheduler.limits = scheduler.admission.limits = replace(scheduler.limits, saves=2)
+    scheduler.limits = scheduler.admission.limits = replace(scheduler.limits, saves=2, room=70)
     execute = world.runner.execute
     world.runner.execute = lambda *step: replace(execute(*step), seconds=0.01)  # type: ignore[method-assign]
     return world
@@ -154,6 +169,19 @@ def build(tiny_model, **size) -> World:
 @settings(max_examples=8, print_blob=False, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(SIZES), st.lists(moves, min_size=4, max_size=14))
 def test_random_traffic(tiny_model, size, game):
+    assert_alike(tiny_model, size, game)
+
+
+@settings(max_examples=6, print_blob=False, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(SIZES),
+    st.lists(st.one_of(moves, st.tuples(st.just("lend"), st.sampled_from([1, 4, 9, 16]))), min_size=6, max_size=14),
+)
+def test_random_traffic_on_a_card_that_others_use_too(tiny_model, size, game):
+    assert_alike(tiny_model, size, game)
+
+
+def assert_alike(tiny_model, size, game) -> None:
     plain, replayed = build(tiny_model, **size), build(tiny_model, **size)
     plan = tiny_plan(tiny_model, **size)
     side = with_late_store(replayed, plan)

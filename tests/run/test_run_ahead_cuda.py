@@ -125,7 +125,7 @@ def test_values_that_are_not_finite_end_their_own_row_only(kv):
     world = build(changes={"pages": 24}, kv=kv)
     model = world.runner.model
     model.weights = replace(model.weights, embedding=Poisoned(model.weights.embedding))
-    world.runner.graphs.capture()
+    world.runner.graphs.capture(model)
     told = play(world, random_game(5, poison=True), finish_copies)
     ends = [event for event in told if isinstance(event, Finished)]
     failed = {event.request_id for event in ends if event.reason == "error"}

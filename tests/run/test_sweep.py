@@ -54,3 +54,22 @@ def test_pieces_and_rounds_of_one_storage():
     sizes = [(KIB, 64 * KIB), (65 * KIB, 64 * KIB), (129 * KIB, 32 * KIB + 4)]
     assert found == [RegionRead("weights", at, size, (0.25 + i, 0.5 + i)) for i, (at, size) in enumerate(sizes)]
     assert rounds[0] == rounds[1] and sum(rounds[0]) == int(values.sum())
+
+
+def test_what_has_no_memory_is_not_read_and_counts_in_the_offsets():
+    values = torch.arange(40 * KIB, dtype=torch.int32)
+    storage = values.untyped_storage()
+    holes = {storage.data_ptr(): [(0, 8 * KIB), (16 * KIB, 80 * KIB), (156 * KIB, 160 * KIB)]}
+    pieces = []
+
+    def timer(read):
+        pieces[:] = [(int(words[0]), words.nbytes) for words in read]
+        return [1.0] * len(read)
+
+    found = sweep({"KV pages": (storage,)}, torch.device("cpu"), timer, holes)
+    assert [(read.offset, read.bytes) for read in found] == [
+        (8 * KIB, 8 * KIB),
+        (80 * KIB, 64 * KIB),
+        (144 * KIB, 12 * KIB),
+    ]
+    assert pieces == [(2 * KIB, 8 * KIB), (20 * KIB, 64 * KIB), (36 * KIB, 12 * KIB)]

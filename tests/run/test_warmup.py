@@ -62,7 +62,11 @@ def test_steps_are_those_of_a_request(tiny_model, chunk, context, pages):
     assert any(row.start for row in rows) == (held > 1)
 
 
-def test_a_plan_for_two_cards_is_refused_in_words(tiny_model):
-    plan = replace(tiny_plan(tiny_model), device_names=("a", "b"), device_bytes=(12 * 10**9, 12 * 10**9))
-    with pytest.raises(UsageError, match="among 2 cards, and kakera computes on one so far: --gpus 12GB"):
+def test_a_plan_that_several_share_is_refused_in_words_where_one_computes(tiny_model, monkeypatch):
+    monkeypatch.setattr("kakera.run.build.is_there", lambda target: True)
+    shared = replace(tiny_plan(tiny_model), ranks=2)
+    with pytest.raises(UsageError, match="among 2 processes, and this computes on one: --gpus cpu"):
+        build_engine(tiny_model, shared)
+    plan = replace(shared, target=CUDA, device_names=("a", "b"), device_bytes=(12 * 10**9, 12 * 10**9))
+    with pytest.raises(UsageError, match="among 2 cards, and this computes on one: --gpus 12GB"):
         build_engine(tiny_model, plan)

@@ -114,6 +114,18 @@ class Driver:
         self.runner.check_stores()
         return flushed
 
+    def resize(self, pages: int, slots: int) -> int:
+        """Pages that stay in use. What the others held is lost, as it is when a card's memory goes back."""
+        self.scheduler.admit_up_to(slots)
+        there, plan = self.scheduler.resize(pages)
+        self.runner.execute(plan)
+        check_integrity(self.cache)
+        assert (
+            there == self.cache.device.count and pages <= there and all(page < there for page in self.cache.device.held)
+        )
+        self.runner.pages = {page: held for page, held in self.runner.pages.items() if page < there}
+        return there
+
     def stop(self) -> None:
         """As at SIGTERM: what conversations hold goes to the disk."""
         for _ in self.scheduler.disk.write_all(1000.0):

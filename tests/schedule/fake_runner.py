@@ -16,6 +16,7 @@ from kakera.contract.step import (
     Action,
     DemotePages,
     Drop,
+    MovePages,
     PromotePages,
     ReadRecords,
     ResetSlot,
@@ -60,6 +61,7 @@ class FakeRunner:
         self.slot_sinks: dict[int, Prefix] = {}
         self.checkpoints: dict[int, Prefix] = {}
         self.tables: dict[int, list[int]] = {}  # slot -> the pages that plans have named
+        self.read: dict[int, dict[int, Prefix]] = {}  # slot -> full pages that its request has found right
         self.ahead: dict[int, tuple[str, int]] = {}  # slot -> whose row has been computed already, and its start
         self.disk = None  # fake_disk.py
         self.failing: set[str] = set()  # request ids whose next row fails
@@ -91,14 +93,14 @@ class FakeRunner:
             case ResetSlot(slot):
                 self.ahead.pop(slot, None)
                 self.states[slot] = ()
-                self.tables[slot] = []
+                self.tables[slot], self.read[slot] = [], {}
                 self.slot_sinks[slot] = ()
             case RestoreCheckpoint(slot, checkpoint, position, sink):
                 state = self.checkpoints[checkpoint]
                 assert len(state) == position and position % PAGE == 0
                 self.ahead.pop(slot, None)
                 self.states[slot] = state
-                self.tables[slot] = []
+                self.tables[slot], self.read[slot] = [], {}
                 if self.cache.sizes.windowed:
                     assert sink is not None and self.sinks[sink] == state[:PAGE], "the sink of another prefix"
                     self.slot_sinks[slot] = self.sinks[sink]
@@ -116,6 +118,13 @@ class FakeRunner:
             case PromotePages(pairs):
                 for host, device in pairs:
                     self.pages[device] = self.host_pages[host]
+            case MovePages(pairs):
+                assert len({page for pair in pairs for page in pair}) == 2 * len(pairs)
+                for old, new in pairs:
+                    if old in self.pages:  # else taken, and not written yet
+                        self.pages[new] = self.pages.pop(old)
+                    for slot, table in self.tables.items():
+                        self.tables[slot] = [-1 if page == old else page for page in table]
             case Drop(checkpoints, sinks, host_pages):
                 for checkpoint in checkpoints:
                     self.checkpoints.pop(checkpoint, None)  # a failed row never saved it
@@ -138,9 +147,13 @@ class FakeRunner:
         ahead = self.ahead.pop(row.slot, None) == (row.request_id, row.start)
         assert self.states[row.slot] == drafted[: row.end if ahead else row.start], "the slot holds another prefix"
         assert given is None or tuple(given.context) == self.context_of(row.request_id)
+        read = self.read[row.slot]
         for i, page in enumerate(pages[: (row.start + PAGE - 1) // PAGE]):
-            known = min((i + 1) * PAGE, row.start)
-            assert self.pages[page][:known] == drafted[:known], "a page holds another prefix"
+            if self.pages[page] is not read.get(page):  # nothing was written since: contexts only grow
+                known = min((i + 1) * PAGE, row.start)
+                assert self.pages[page][:known] == drafted[:known], "a page holds another prefix"
+                if known == (i + 1) * PAGE:
+                    read[page] = self.pages[page]
         if row.request_id in self.failing:
             self.failing.remove(row.request_id)
             self.states[row.slot] = (-1,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from driver import Driver, answer, message_ends, prose
@@ -15,7 +16,7 @@ from kakera.contract.request import NO_LIMIT
 from kakera.contract.step import StepPlan
 from kakera.errors import RequestRefused
 
-MAX_TOKENS = 400
+MAX_TOKENS = 200
 
 
 def conversation_prompt(rng: random.Random) -> tuple[tuple[int, ...], list]:
@@ -39,8 +40,9 @@ def play(
     drafter=None,
     disk=None,
     watch=lambda driver: None,
+    lent=0.0,
 ) -> Driver:
-    """`watch` is called first of all, and after each plan and each step."""
+    """`watch` is called first of all, and after each plan and each step. `lent`: how often memory goes or comes."""
     rng, private = random.Random(seed), random.Random(seed)
     driver = Driver(
         pages=pages,
@@ -53,6 +55,7 @@ def play(
         disk=disk,
         seconds=(lambda plan: 5.0) if disk else None,  # pauses come often
     )
+    driver.scheduler.limits = replace(driver.scheduler.limits, room=private.choice([0, 0, 100]))
     watch(driver)
     wanted: dict[str, tuple] = {}
     for _ in range(steps):
@@ -86,6 +89,8 @@ def play(
         if live and rng.random() < 0.3:
             reader = rng.choice(live)
             driver.scheduler.allow(reader, len(driver.text[reader]) + rng.choice([1, 30]))
+        if private.random() < lent:
+            driver.resize(private.choice([1, pages // 2, pages - 1, pages]), private.randrange(slots) + 1)
         preemptions = driver.cache.counters["preemptions"]
         plan = driver.scheduler.plan_step()
         check_integrity(driver.cache)
@@ -102,6 +107,7 @@ def play(
         watch(driver)
     for name in wanted:
         driver.scheduler.allow(name, NO_LIMIT)
+    driver.resize(pages, slots)
     driver.run()
     check_answers(driver, wanted)
     return driver
@@ -142,6 +148,19 @@ def check_answers(driver: Driver, wanted: dict[str, tuple]) -> None:
 )
 def test_random_traffic_is_answered_right_and_leaves_nothing_behind(seed, pages, slots, host, windowed):
     play(seed, pages, slots, host, windowed, steps=80).assert_idle_is_clean()
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(
+    seed=st.integers(0, 2**32),
+    pages=st.sampled_from([8, 20, 60]),
+    slots=st.sampled_from([1, 2, 5]),
+    host=st.sampled_from([0, 1.2, 40]),
+    windowed=st.booleans(),
+)
+def test_memory_that_goes_and_comes_back_changes_no_answer(seed, pages, slots, host, windowed):
+    play(seed, pages, slots, host, windowed, steps=80, mishaps=0.03, lent=0.2).assert_idle_is_clean()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from kakera.contract.events import (
@@ -17,6 +18,7 @@ from kakera.contract.events import (
     Progress,
     PromptLogprobs,
     RegionRead,
+    SleepState,
     Tokens,
     Usage,
 )
@@ -27,13 +29,16 @@ from kakera.run.interface import EngineLimits
 from kakera.run.scripted import Script, ScriptedRunner
 
 CACHED = 7
+SHORT = 64  # tokens of an answer that are made in the event loop; those of long ones each take a thread, as pauses do
 
 
 class FakeEngine:
     def __init__(self, path: Path, streams: list[dict], context: int = 4096, slots: int = 8, max_waiting: int = 8):
         path.write_text(json.dumps({"streams": streams, "context": context}))
         self.limits = EngineLimits(context, max_waiting)
-        self.runner = ScriptedRunner(Script.load(path))
+        script = Script.load(path)
+        self.runner = ScriptedRunner(script)
+        self._waits = any(stream.delay_seconds for stream in script.streams)
         self.slots = asyncio.Semaphore(slots)
         self.requests: list[Request] = []
         self.aborted: list[str] = []
@@ -43,6 +48,7 @@ class FakeEngine:
         self.prefill_seconds = 0.0
         self.dead = False
         self.stuck = False
+        self.asleep = 0
         self._stop: set[str] = set()
 
     async def stream(self, request: Request) -> AsyncIterator[Event]:
@@ -79,12 +85,24 @@ class FakeEngine:
         self._check()
         return [RegionRead("weights", 0, 64 * 2**20, (0.001, 0.0001))]
 
+    async def sleep(self, level: int) -> SleepState:
+        """Streams stand still until it is woken."""
+        self._check()
+        self.asleep = max(level, self.asleep)
+        return SleepState(self.asleep, 0.5, 7 * 10**8, 10**10)
+
+    async def wake_up(self) -> SleepState:
+        self._check()
+        self.asleep = 0
+        return SleepState(0, 0.25, 10**10)
+
     async def stats(self) -> EngineStats:
         self._check()
         return EngineStats(
             running=len(self.open),
             waiting=self.waiting,
             steps=self.steps,
+            asleep=self.asleep,
             counters={"evictions": 3.0},
             active=tuple(self._halfway(request) for request in self.requests if request.id in self.open),
         )
@@ -125,14 +143,19 @@ class FakeEngine:
         row = Segment(request.id, 0, context[start:], start, sampled=1, scored=scored)
         given = {request.id: SamplingInput(request.id, request.sampling, context, len(request.tokens))}
         await self._sleep(0)
-        result = await asyncio.to_thread(self.runner.execute, StepPlan(self.steps, prefill=(row,)), given)
+        step = partial(self.runner.execute, StepPlan(self.steps, prefill=(row,)), given)
+        if self._waits or request.sampling.constraint is not None or len(output) >= SHORT:
+            result = await asyncio.to_thread(step)
+        else:
+            await asyncio.sleep(0)
+            result = step()
         self.steps += 1
         return result.rows[0]
 
     async def _sleep(self, seconds: float) -> None:
         """In small pieces, so that a death or a hang shows at once."""
         self._check()
-        while self.stuck or seconds > 0:
+        while self.stuck or self.asleep or seconds > 0:
             await asyncio.sleep(0.01)
             seconds -= 0.01
             self._check()

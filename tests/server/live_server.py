@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 MINI = Path(kakera.__file__).parent / "data" / "mini"
 ACCESS = ("keys", "allowed_hosts", "origins", "cache_per_key")
+APP = ("body_limit", "body_seconds", "plan", "kv_events")
 
 
 @dataclass
@@ -96,7 +97,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def start(model: ServedModel, path: Path, streams: list[dict], **options: Any) -> Iterator[Live]:
     access = Access.when_bound("127.0.0.1", **{key: options.pop(key) for key in ACCESS if key in options})
-    app_options = {key: options.pop(key) for key in ("body_limit", "body_seconds", "plan") if key in options}
+    app_options = {key: options.pop(key) for key in APP if key in options}
     connections = {**CONNECTIONS, "http": options.pop("http", TimedConnection)}
     stall = options.pop("stall_seconds", 60.0)
     engine = FakeEngine(path, streams, **options)

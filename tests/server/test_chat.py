@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+from live_server import HELLO
 
-from kakera.contract.events import Progress
+from kakera.contract.events import EngineStats, Progress
+from kakera.server.generate import Generation
 from kakera.server.openai.progress import PromptProgress
 from lazily import lazily
 
@@ -294,3 +298,33 @@ def test_progress_counts_from_what_the_cache_had():
     assert first == {"total": 300, "cache": 256, "processed": 256, "time_ms": 0}
     second = progress.as_json(0, Progress("a", 300, 300))
     assert (second["cache"], second["processed"]) == (256, 300) and second["time_ms"] >= 0
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+def test_who_waits_for_a_place_is_told_so_until_the_turn_comes(serve, monkeypatch, route):
+    monkeypatch.setattr("kakera.server.http.sse.HEADERS_AFTER_SECONDS", 0.05)
+    monkeypatch.setattr("kakera.server.http.sse.PING_SECONDS", 0.05)
+    server = serve(HELLO, slots=1)
+    server.engine.prefill_seconds = 0.5
+    prompt = {"chat/completions": {"messages": [{"role": "user", "content": "fox"}]}, "completions": {"prompt": "fox"}}
+    body = {"model": "mini", "stream": True, "max_tokens": 4, **prompt[route]}
+    with ThreadPoolExecutor(2) as pool:
+        texts = list(pool.map(lambda _: server.http.post(f"/v1/{route}", json=body).text, range(2)))
+    waited = [text for text in texts if ": waiting for a place: 1 running, 1 waiting\n" in text]
+    assert len(waited) == 1 and all(": still working\n" in text and text.endswith("[DONE]\n\n") for text in texts)
+    assert waited[0].rindex(": waiting") < waited[0].index(": still working")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lent", "words"),
+    [
+        (639, 90, "for a place"),
+        (640, 90, "under 640 tokens runs now"),
+        (6399, 0, "for a place"),
+        (50, 90, "for a place"),
+    ],
+)
+def test_who_is_too_long_for_what_others_leave_of_the_card_is_told_so(tokens, lent, words):
+    stats = EngineStats(running=1, waiting=1, pages_total=100, pages_lent=lent)
+    waiting = Generation(None, None, SimpleNamespace(tokens=(5,) * tokens), None, lambda: stats)
+    assert words in waiting.standing and "waiting for" in waiting.standing

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kakera
 from kakera.contract.events import EngineStats
+from kakera.run.process.kv_events import KvEvents
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord, record_refusal
 from kakera.server.metrics.routers import NAMES
@@ -67,6 +68,23 @@ def test_engine_figures_become_gauges():
     assert value(found, "kakera_engine_counter", name="preemptions") == 4
 
 
+def test_pages_that_are_lent_are_neither_used_nor_free():
+    stats = EngineStats(pages_free=30, pages_total=100, pages_lent=50, slots_total=4, slots_lent=2, held_back=1)
+    found = families(Metrics().render(stats, "m").decode())
+    assert value(found, "kakera_pages_used") == 20 and value(found, "kakera_kv_usage_ratio") == 0.7
+    assert value(found, "kakera_pages_lent") == 50 and value(found, "kakera_slots_lent") == 2
+    assert value(found, "kakera_held_back") == 1
+
+
+def test_a_spill_is_bytes_by_region_until_it_is_over():
+    metrics = Metrics()
+    for found, weights, pages in (({"weights": 64}, 64, None), ({"KV pages": 7}, 0, 7), ({}, 0, 0)):
+        metrics.note_spill(found)
+        shown = families(metrics.render(EngineStats(), "m").decode())
+        assert value(shown, "kakera_spill_suspected", region="weights") == weights
+        assert pages is None or value(shown, "kakera_spill_suspected", region="KV pages") == pages
+
+
 def test_labels_do_not_grow_with_requests():
     metrics = Metrics()
 
@@ -103,6 +121,14 @@ def test_routers_learn_model_sizes_and_load(live):
     assert loads["dp_rank_count"] == len(loads["loads"]) == 1
     assert loads["aggregate"]["total_running_reqs"] == loads["loads"][0]["num_running_reqs"] == 0
     assert live.http.get("/get_load").json() == [{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}]
+
+
+def test_routers_learn_where_a_worker_tells_what_is_cached(live, serve):
+    assert live.http.get("/kv_event_sources").json() == {}
+    told = serve([{"text": "x"}], kv_events=KvEvents("*", 5557, "kv@pod@mini"))
+    [(rank, source)] = told.http.get("/kv_event_sources").json().items()
+    assert (rank, source["endpoint"], source["replay_endpoint"]) == ("0", "tcp://*:5557", "tcp://*:5558")
+    assert (source["topic"], source["publisher"], source["encoding"]) == ("kv@pod@mini", "zmq", "msgpack")
 
 
 def test_flushing_is_a_post_that_says_what_it_freed(live):

@@ -436,3 +436,55 @@ def test_on_a_phone_the_chat_comes_first_and_dark_follows_the_system(browser, se
     page.press("#chat-input", "Enter")
     assert page.input_value("#chat-input") == "one\n", "the only way to a new line on a phone"
     context.close()
+
+
+def test_pictures_are_chosen_pasted_shown_and_sent(page, seeing_model, tmp_path):
+    """Made small, kept with the chat, and given back by an edit; a page of a text model offers none."""
+    from live_server import start
+    from PIL import Image
+
+    from kakera.server.model import ServedModel
+
+    vision = load_spec(seeing_model).vision
+    model = ServedModel.load(seeing_model, "sees").seeing(vision, seeing_model, 256)
+    Image.new("RGBA", (2000, 1000), (255, 0, 0, 0)).save(tmp_path / "wide.png")
+    Image.new("RGB", (40, 60), "blue").save(tmp_path / "small.png")
+    (tmp_path / "text.png").write_text("no picture")
+    with start(model, tmp_path / "script.json", [{"text": "I see."}]) as server:
+        page.goto(server.url)
+        page.wait_for_selector("#chat-attach:visible")
+        page.set_input_files("#chat-file", [tmp_path / "wide.png", tmp_path / "text.png", tmp_path / "small.png"])
+        page.locator("#chat-pictures img").nth(1).wait_for()
+        page.locator("#chat-pictures button").nth(1).click()
+        page.evaluate(
+            """async () => {
+                const data = new DataTransfer();
+                const canvas = document.createElement("canvas");
+                canvas.width = canvas.height = 32;
+                const blob = await new Promise((done) => canvas.toBlob(done));
+                data.items.add(new File([blob], "pasted.png", { type: "image/png" }));
+                document.getElementById("chat-input").dispatchEvent(
+                    new ClipboardEvent("paste", { clipboardData: data, cancelable: true, bubbles: true }));
+            }"""
+        )
+        page.locator("#chat-pictures img").nth(1).wait_for()
+        ask(page, "what is this?")
+        page.locator(".turn.assistant .actions button", has_text="Regenerate").wait_for()
+        (request,) = server.engine.requests
+        assert [(image.rows, image.columns) for image in request.images][1] == (4, 4)
+        rows, columns = request.images[0].rows, request.images[0].columns
+        assert columns == 2 * rows and set(request.images[0].pixels) == {255}  # what is transparent is white
+        assert page.locator(".turn.user img").count() == 2 and not page.is_visible("#chat-pictures")
+        page.locator(".turn.user button", has_text="Edit").click()
+        assert page.locator("#chat-pictures img").count() == 2
+        page.click("#edit-cancel")
+        ask(page, "and now?")
+        page.locator(".turn.assistant").nth(1).locator(".actions button", has_text="Regenerate").wait_for()
+        assert len(server.engine.requests[-1].images) == 2  # of the history
+
+
+def test_a_page_of_a_text_model_offers_no_pictures(page, serve):
+    server = serve(SCRIPT)
+    page.goto(server.url)
+    page.wait_for_selector("#chat-send:visible")
+    assert not page.is_visible("#chat-attach")

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from kakera.contract.events import EngineStats, RegionRead
+from kakera.contract.events import LATE_STEPS, EngineStats, RegionRead
 from kakera.server.operate.spill import SpillWatch
 
 PIECE, COUNT = 64 * 2**20, 100
@@ -54,6 +54,25 @@ def test_idle_sweeps_find_a_spill_and_its_end(caplog) -> None:
     assert at(290, 40) == (4, 0)
     said = [record.message for record in caplog.records]
     assert len(said) == 2 and said[0].startswith("spill suspected") and said[1].startswith("all of")
+
+
+def test_steps_that_are_late_bring_a_sweep_beside_requests_but_seldom():
+    engine, told = Engine(reads(4, 5)), []
+    spill = SpillWatch(engine, told.append)  # type: ignore[arg-type]
+
+    def at(now: float, late: int, running: int = 1) -> int:
+        stats = EngineStats(steps=int(now), running=running, counters={LATE_STEPS: late})
+        asyncio.run(spill.look(stats, now))
+        return engine.sweeps
+
+    assert at(0, 0) == at(10, 0) == 0
+    assert at(11, 1) == 1 and told == [{"weights": 2 * PIECE}]
+    assert at(12, 2) == at(70, 9) == 1, "once a minute"
+    assert at(71, 9) == 2 and at(200, 9) == 2, "not for what was late before the last one"
+    engine.slow = set()
+    assert at(300, 10) == 3 and told[-1] == {} and spill.found == ()
+    assert at(302, 10, running=0) == 3 and at(310, 10, running=0) == 3
+    assert at(361, 10, running=0) == 4, "and the sweep while idle, as before"
 
 
 @pytest.mark.parametrize("until", [0, 1, 50, 99, 100, 101, 120, 199, 200])

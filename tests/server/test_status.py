@@ -17,7 +17,7 @@ from kakera.contract.events import Active, EngineStats
 from kakera.plan import weights
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import make_plan
-from kakera.server.operate.memory_map import bars
+from kakera.server.operate.memory_map import bars, lent_line
 from kakera.server.operate.page import DIRECTORY
 from kakera.server.operate.sensors import CardReading, Reading, Sensors
 from kakera.target.devices import Device, Machine
@@ -61,10 +61,30 @@ def test_every_row_of_the_plan_stands_beside_what_fills_it():
     assert used_of(host)["prefix cache store"] == 77
 
 
+def test_what_is_lent_is_said_with_its_size_and_who_waits():
+    plan = plan_of(Device("card", 12 * GB))
+    stats = stats_of(plan)
+    assert lent_line(plan, stats) is None
+    lent = replace(stats, pages_lent=plan.pages - 256, pages_free=256, held_back=2)
+    size = f"{(plan.pages - 256) * plan.page_bytes / GB:.2f} GB"
+    line = lent_line(plan, lent)
+    assert size in line and "under 16,384 tokens run, longer ones wait; 2 such" in line
+    gpu, _ = bars(plan, lent, Reading(32 * GB, GB, 0, (card(GB),)))
+    assert all(used == 0 for row, used in gpu.rows if row.meter == "pages")
+
+
 def test_a_cpu_has_one_memory_with_all_rows():
     plan = plan_of(Device("cpu", 32 * GB), target=CPU)
     (bar,) = bars(plan, stats_of(plan), Reading(32 * GB, GB, 0))
     assert len(bar.rows) == len(plan.rows)
+
+
+@pytest.mark.parametrize(("target", "level", "filled"), [(CUDA, 1, 0), (CUDA, 2, 0), (CPU, 1, 1), (CPU, 2, 0)])
+def test_weights_of_an_engine_that_sleeps_fill_nothing_where_they_are_not(target, level, filled):
+    plan = plan_of(Device("it", 12 * GB), target=target)
+    first, *_ = bars(plan, replace(stats_of(plan), asleep=level), Reading(32 * GB, GB, 0, (card(GB),)))
+    weights_row = next(row for row in plan.rows if row.name == "weights")
+    assert used_of(first)["weights"] == filled * weights_row.bytes
 
 
 def test_a_full_pool_fills_its_rows_to_the_byte():

@@ -73,6 +73,28 @@ def stack(tmp_path_factory, model):
     return Stack(tmp_path_factory.mktemp("stack") / "script.json", model)
 
 
+def test_a_stream_stands_still_while_the_card_is_lent(stack):
+    """Through server and engine: what runs is kept, what comes is refused, and nothing is lost."""
+    lines: list[str] = []
+
+    def read() -> None:
+        body = {"prompt": "slow", "max_tokens": 300, "stream": True}
+        with stack.http.stream("POST", "/v1/completions", json=body) as response:
+            lines.extend(line for line in response.iter_lines() if line.startswith("data: "))
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    wait_until(lambda: stack.stats()["kakera_running"] == 1)
+    assert stack.http.post("/sleep?mode=keep").json()["level"] == 1
+    assert stack.stats()["kakera_asleep"] == 1 and stack.stats()["kakera_running"] == 0
+    assert stack.chat("hi").json()["error"]["code"] == "asleep"
+    assert stack.http.post("/wake_up").json()["is_sleeping"] is False
+    reading.join(60)
+    assert lines[-1] == "data: [DONE]"
+    texts = [json.loads(line.removeprefix("data: "))["choices"] for line in lines[:-1]]
+    assert "".join(choice["text"] for choices in texts for choice in choices) == ("word " * 900)[: 5 * 300].strip(" ")
+
+
 def test_a_scripted_answer_comes_through(stack):
     assert stack.chat("hi").json()["choices"][0]["message"]["content"] == "Hello 😀."
     answer = stack.chat("fox", stop=["own fox"]).json()

@@ -56,7 +56,7 @@ def test_a_second_server_is_refused_and_a_killed_engine_is_an_error_event_and_ex
     assert running.error and running.error["code"] == "engine_died" and not running.cut_off
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_killed_server_takes_its_engine_along_and_the_next_one_answers_within_seconds(place: Path) -> None:
     """On the real bundled model, while it generates."""
     options = ("--context", "4096", "--host-cache", "64MB", "--log-level", "error")

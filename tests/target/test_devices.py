@@ -126,6 +126,14 @@ def test_a_part_of_the_host_is_taken_as_if_it_were_all_and_nobody_else_there() -
             devices.resolve(wrong)
 
 
+def test_a_cpu_that_is_named_several_times_has_a_process_for_each_in_one_memory(monkeypatch) -> None:
+    monkeypatch.setattr(devices, "host_memory", lambda: (16 * 10**9, 10**9))
+    one, three = devices.resolve("cpu"), devices.resolve(" CPU,cpu, cpu ")
+    assert (one.ranks, three.ranks) == (1, 3) and (one.devices, one.ram) == (three.devices, three.ram)
+    assert devices.resolve_to_compute("cpu,cpu").ranks == 2
+    assert devices.resolve("rtx5070,rtx5070").ranks == 2
+
+
 @pytest.mark.parametrize(
     ("named", "found"),
     [

@@ -7,12 +7,14 @@ whatever `output_gate_type` says. Source: transformers' model type qwen3_5; of t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec, SwiGlu
 from kakera.arch.computed import Computed
 from kakera.arch.config import Config
 from kakera.arch.spec import OF_DRAFT, AddNorm, Draft, Layer, ModelSpec, Site
 from kakera.arch.tensors import WHOLE, linear
+from kakera.arch.vision import vision_of
 from kakera.errors import CheckpointError
 
 MIXERS = {"linear_attention": "gdn", "full_attention": "full"}  # names of config.json
@@ -29,7 +31,11 @@ def declare(config: Config) -> ModelSpec:
     drafts = tuple(_layer(f"mtp.layers.{i}", full, mlp) for i in range(config.layers("mtp_num_hidden_layers", 0)))
     config.refuse_others(GATES if config.get("use_sliding_window") is False else {**GATES, "sliding_window": ()})
     config.refuse_unknown(("linear_",))
-    return ModelSpec.of(config, layers, residual, _draft(hidden, residual, drafts) if drafts else None)
+    spec = ModelSpec.of(config, layers, residual, _draft(hidden, residual, drafts) if drafts else None)
+    try:
+        return replace(spec, vision=vision_of(config, full.rotary_dim))
+    except (CheckpointError, TypeError) as error:  # the text model is what it is
+        return replace(spec, blind=str(error))
 
 
 def mixer_kinds(config: Config, names: Mapping[str, str] = MIXERS) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 YaRN stretches a model to `factor` times the context that it was trained on. Channels that turn often within that keep
 their angle, those that hardly turn are slowed by `factor`, those between are blended; cos and sin are scaled. As in
-transformers' modeling_rope_utils; sections of three-dimensional positions do not matter to text.
+transformers' modeling_rope_utils. Sections of three-dimensional positions matter to images only: a text token's three
+positions are equal.
 """
 
 from __future__ import annotations
@@ -53,6 +54,22 @@ def max_positions(config: Config) -> int:
     if (stretched := factor * trained) > LARGEST:
         raise CheckpointError(f"config.json: YaRN's factor {factor:g} of {trained} tokens is beyond {LARGEST}")
     return int(stretched)
+
+
+def axes(config: Config, pairs: int) -> tuple[int, ...]:
+    """Which of a token's three positions (0 time, 1 row, 2 column) turns each of so many pairs of channels.
+
+    Rows turn the pairs 1, 4, 7, ... and columns 2, 5, 8, ..., as many as their section says; time turns the others.
+    Raises CheckpointError for sections that are no three numbers.
+    """
+    sections = _parameters(config).get("mrope_section") or [11, 11, 10]
+    if not (isinstance(sections, list) and len(sections) == 3 and all(type(size) is int for size in sections)):
+        raise CheckpointError(f"config.json: mrope_section is {short(sections)}, which is no list of three numbers")
+    turns = [0] * pairs
+    for axis in (1, 2):
+        for pair in range(axis, min(3 * sections[axis], pairs), 3):
+            turns[pair] = axis
+    return tuple(turns)
 
 
 def yarn_of(config: Config, dim: int, base: float) -> Yarn | None:

@@ -14,6 +14,7 @@ from kakera.arch import rope
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
 from kakera.arch.config import Config
 from kakera.arch.tensors import HEAD, ROWS, Kind, Place, State, Tensor, Values, by_rows, small
+from kakera.arch.vision import PREFIX, VisionSpec
 from kakera.errors import CheckpointError
 
 EMBEDDING, LM_HEAD = "model.embed_tokens", "lm_head"
@@ -116,8 +117,9 @@ QWEN_NAMES = Names(
         ("model.language_model.", "model."),
         ("language_model.model.", "model."),
         ("language_model.lm_head", "lm_head"),
+        ("visual.", PREFIX),
     ),
-    ignored=("model.visual.", "visual."),  # the vision tower
+    ignored=(PREFIX,),  # the vision tower
     optional=("mtp.",),  # a draft layer
 )
 
@@ -126,8 +128,9 @@ QWEN_NAMES = Names(
 class ModelSpec:
     """`hidden`: values of one residual stream; `vocab`: rows of embedding and head; `eos`: end tokens, the first of
     which counts where one is meant; `finish`: name of the last read; `embedding`: where that may lie, best first;
-    `unserved`: why it can be planned and not served; `drafting`: its draft layer is loaded and computed, so that its
-    tensors and its states count."""
+    `unserved`: why it can be planned and not served; `vision`: a tower that its config tells of, stored or not, and
+    `blind`: why that one is not computed; `drafting`: its draft layer is loaded and computed, so that its tensors and
+    its states count."""
 
     model_type: str
     vocab: int
@@ -144,6 +147,8 @@ class ModelSpec:
     embedding: tuple[Place, ...] = ("device",)
     unserved: str = ""
     drafting: bool = False
+    vision: VisionSpec | None = None
+    blind: str = ""
 
     @staticmethod
     def of(config: Config, layers: tuple[Layer, ...], residual: Residual, draft: Draft | None = None) -> ModelSpec:

@@ -144,3 +144,14 @@ def stored_headers(directory: Path, beside: Iterable[str] = ()) -> list[TensorHe
         found += [tensor for tensor in held if not names or tensor.name in names]
     others = (directory / name for name in (DRAFT, *beside))
     return found + [tensor for path in others if path.is_file() for tensor in read_headers(path)]
+
+
+def headers_beginning(directory: Path, prefixes: tuple[str, ...]) -> list[TensorHeader]:
+    """Of tensors whose names begin so, in any safetensors file of a directory: no index is asked, so only the files
+    that hold them need be there. Raises CheckpointError for a file that is damaged."""
+    found: dict[str, TensorHeader] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        for header in read_headers(path):
+            if header.name.startswith(prefixes):
+                found.setdefault(header.name, header)
+    return list(found.values())

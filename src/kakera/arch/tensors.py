@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Literal
 
 BLOCK = 128  # channels that a trellis codec transforms together: nothing coded is cut inside of one
+INT8_ROWS = 16  # that kernels take at a time
 
 Role = Literal["linear", "stack", "table", "small"]
 Format = Literal["plain", "int8", "escha", "exl3"]
@@ -24,6 +25,26 @@ ROWS: tuple[Format, ...] = ("int8", "plain")  # what is looked up row by row
 HEAD: tuple[Format, ...] = ("int8", "exl3", "plain")
 CODED_ROWS: tuple[Format, ...] = ("exl3", "plain")  # a trellis a row, with a scale and no Hadamard
 PLAIN: tuple[Format, ...] = ("plain",)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Of a tensor what lies in the `ranges` (first, behind the last) along `axis`, one range behind the other."""
+
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the part of a tensor of shape `whole`."""
+        size = sum(end - begin for begin, end in self.ranges)
+        return (*whole[: self.axis], size, *whole[self.axis + 1 :])
+
+    def runs(self, step: int, axis: int) -> Cut:
+        """The same along `axis` of a tensor that holds `step` channels in each place. Raises ValueError for a range
+        that does not begin and end between two of them."""
+        if off := [edge for part in self.ranges for edge in part if edge % step]:
+            raise ValueError(f"channel {off[0]} is inside of a run of {step}")
+        return Cut(axis, tuple((begin // step, end // step) for begin, end in self.ranges))
 
 
 @dataclass(frozen=True)
@@ -56,19 +77,27 @@ class Shard:
             yield start + rank * units // ranks * width, start + (rank + 1) * units // ranks * width
             start += units * width
 
-    def largest(self, ranks: int) -> Fraction:
-        """The largest part of the whole that one of the ranks holds."""
+    def share(self, rank: int, ranks: int) -> Fraction:
+        """The part of the whole that a rank holds."""
         if self.axis is None or ranks == 1:
             return Fraction(1)
         whole = sum(units * width for units, width in self.ranges)
-        return max(Fraction(sum(end - begin for begin, end in self.parts(r, ranks)), whole) for r in range(ranks))
+        return Fraction(sum(end - begin for begin, end in self.parts(rank, ranks)), whole)
+
+    def largest(self, ranks: int) -> Fraction:
+        """The largest part of the whole that one of the ranks holds."""
+        return max(self.share(rank, ranks) for rank in range(ranks))
+
+    def cut(self, rank: int, ranks: int) -> Cut | None:
+        """What a rank holds; None: all of it. Raises ValueError if so many ranks can not share it."""
+        if self.axis is None or ranks == 1:
+            return None
+        return Cut(self.axis, tuple(self.parts(rank, ranks)))
 
     def shape(self, whole: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...]:
         """Shape of a rank's part of a tensor of shape `whole`."""
-        if self.axis is None:
-            return whole
-        size = sum(end - begin for begin, end in self.parts(rank, ranks))
-        return (*whole[: self.axis], size, *whole[self.axis + 1 :])
+        cut = self.cut(rank, ranks)
+        return whole if cut is None else cut.shape(whole)
 
 
 WHOLE = Shard()
@@ -85,8 +114,10 @@ def by_blocks(axis: int, channels: int, *, unequal: bool = False) -> Shard:
 
 
 def by_rows(axis: int, rows: int) -> Shard:
-    """Rows that are independent of each other, as evenly as they go."""
-    return Shard(axis, ((rows, 1),), unequal=True)
+    """Rows that are independent of each other, as evenly as they go: in runs of 128, which a coded head needs, or of
+    16, as kernels of int8 rows take them, or one by one."""
+    step = next(step for step in (BLOCK, INT8_ROWS, 1) if rows % step == 0)
+    return Shard(axis, ((rows // step, step),), unequal=True)
 
 
 @dataclass(frozen=True)

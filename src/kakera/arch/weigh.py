@@ -4,7 +4,7 @@ headers of its files. No torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,6 +15,9 @@ from kakera.arch.tensors import Format, Tensor
 from kakera.errors import CheckpointError
 
 ROW_SCALE_BYTES = 2  # int8 rows, and rows of a trellis, carry one fp16 scale each
+ESCHA_INPUTS = {"escha_rin": 2, "escha_s_in": 4}  # bytes a channel
+ESCHA_OUTPUTS = {"escha_rout": 2, "escha_s_out": 4, "bias": 2}
+ESCHA_CONFIG_BYTES = 24
 HALF_RATES_BELOW, MOST_BITS = 4, Fraction(8)  # a value, of EXL3; the halves of its codebook mul1
 
 
@@ -54,37 +57,34 @@ class Quantization:
         above = tensor.kind.above if tensor.kind else OF_HEAD.above
         return min((self.draft if drafted else self.base) + above, MOST_BITS)
 
-    def codes(self, tensor: Tensor) -> Fraction:
-        """Bytes of the codes of a tensor, 0 if it is not coded."""
+    def leaves(self, tensor: Tensor) -> Iterator[tuple[str, Fraction]]:
+        """Last parts of the names that a tensor is stored under, and their bytes; a stack's matrices together. EXL3 is
+        counted without the scales of its head."""
         stored = tensor.stored_as(self.method)
-        if stored == "escha" and tensor.kind is not None:
-            return Fraction(tensor.count * tensor.kind.escha // 8)
-        return tensor.count * self.bits(tensor) / 8 if stored == "exl3" else Fraction(0)
-
-    def vectors(self, tensor: Tensor) -> int:
-        """Bytes of what stands beside the codes. Escha: rin, s_in; rout, s_out, bias; config. EXL3: suh and svh, a
-        head's left out; of rows their scales."""
-        stored, (outputs, inputs) = (
-            tensor.stored_as(self.method),
-            tensor.shape[-2:] if len(tensor.shape) > 1 else (0, 0),
-        )
         matrices = math.prod(tensor.shape[:-2])
-        if stored == "escha":
-            return matrices * (6 * inputs + 8 * outputs + 24)
-        if stored != "exl3" or tensor.kind == OF_HEAD:
-            return 0
-        if tensor.role == "table":
-            return outputs * ROW_SCALE_BYTES
-        return matrices * 2 * (max(1, len(tensor.pieces)) * inputs + outputs)
+        outputs, inputs = tensor.shape[-2:] if len(tensor.shape) > 1 else (0, 0)
+        if stored == "plain":
+            yield tensor.name.rpartition(".")[2] if tensor.role == "small" else "weight", Fraction(2 * tensor.count)
+        elif stored == "int8":
+            yield "weight_int8", Fraction(tensor.count)
+            yield "weight_scale", Fraction(tensor.shape[0] * ROW_SCALE_BYTES)
+        elif stored == "escha":
+            assert tensor.kind is not None
+            yield "escha_code", Fraction(tensor.count * tensor.kind.escha // 8)
+            yield from ((leaf, Fraction(matrices * width * inputs)) for leaf, width in ESCHA_INPUTS.items())
+            yield from ((leaf, Fraction(matrices * width * outputs)) for leaf, width in ESCHA_OUTPUTS.items())
+            yield "escha_config", Fraction(matrices * ESCHA_CONFIG_BYTES)
+        else:
+            yield "trellis", tensor.count * self.bits(tensor) / 8
+            if tensor.role == "table":
+                yield "scale", Fraction(outputs * ROW_SCALE_BYTES)
+            elif tensor.kind != OF_HEAD:
+                yield "suh", Fraction(2 * matrices * max(1, len(tensor.pieces)) * inputs)
+                yield "svh", Fraction(2 * matrices * outputs)
 
     def bytes(self, tensor: Tensor) -> Fraction:
-        """All bytes of a tensor: 16 bit, or int8 rows with a scale each, where no trellis codes it."""
-        stored = tensor.stored_as(self.method)
-        if stored == "int8":
-            return Fraction(tensor.count + tensor.shape[0] * ROW_SCALE_BYTES)
-        if stored == "plain":
-            return Fraction(2 * tensor.count)
-        return self.codes(tensor) + self.vectors(tensor)
+        """All bytes of a tensor."""
+        return sum((count for _, count in self.leaves(tensor)), Fraction(0))
 
 
 def _base(spec: ModelSpec, mean: Fraction, halves: bool) -> Fraction | None:
@@ -119,6 +119,15 @@ def _owner(name: str, declared: Mapping[str, Tensor], pieces: Mapping[str, str])
             if piece in pieces:
                 return pieces[piece]
     return name
+
+
+def tower_bytes(spec: ModelSpec, headers: Iterable[TensorHeader]) -> int:
+    """Of a vision tower as it is stored; 0 if none is, or not all of one."""
+    if spec.vision is None:
+        return 0
+    stored = {spec.names.canonical(header.name): header.bytes for header in headers}
+    found = [stored.get(tensor.name) for tensor in spec.vision.tensors()]
+    return sum(size for size in found if size) if all(found) else 0
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def _row(row: PlanRow, measured: int | None, elsewhere: str, note: str = "") -> 
 
 def _in_order(rows: Sequence[PlanRow]) -> list[PlanRow]:
     """What is measured in the row above comes behind that row."""
-    behind = {STAGING: SCRATCH, "NCCL buffers": CONTEXT}
+    behind = {STAGING: SCRATCH}
     found = [row for row in rows if row.name not in behind]
     for row in rows:
         if row.name in behind:

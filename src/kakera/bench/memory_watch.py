@@ -13,7 +13,9 @@ import torch
 
 from kakera.bench.memory import Held, MemoryTable, Taken, compare_cpu, compare_gpu, compare_host
 from kakera.plan.plan import Plan
+from kakera.plan.share import plan_of_rank
 from kakera.run.engine import LocalEngine
+from kakera.run.ranks.leader import LeadingRunner
 from kakera.run.regions import KV, PAGES, SCRATCH, STAGING, STATES, WEIGHTS
 from kakera.run.step.runner import TorchRunner
 from kakera.target.devices import device_bytes_used
@@ -32,19 +34,26 @@ class MemoryWatch:
         return MemoryWatch(device_bytes_used())
 
     def tables(self, engine: LocalEngine, plan: Plan) -> dict[str, MemoryTable]:
-        """The plan beside what was taken since the start, the most of it for a card. By key in a JSON document.
+        """The plan beside what was taken since the start, the most of it for a card. By key in a JSON document. Of a
+        model that ranks share the first card's part; nothing where all of them are in one memory.
 
         Others must not have taken any memory of the cards meanwhile.
         """
-        assert isinstance(engine.runner, TorchRunner)
-        held, store = held_bytes(engine.runner, plan.target), engine.runner.store.reserved()
+        runner = engine.runner
+        if isinstance(runner, LeadingRunner):
+            if plan.target.one_memory:
+                return {}
+            runner, plan = runner.runner, plan_of_rank(plan, 0, plan.ranks)
+        assert isinstance(runner, TorchRunner)
+        held, store = held_bytes(runner, plan.target), runner.store.reserved()
         if plan.target.one_memory:
             return {"memory": compare_cpu(plan.rows, held, store, peak_resident())}
         torch.cuda.synchronize()
+        beside = runner.kv.store.pool.mapped_bytes  # of torch's allocator
         taken = Taken(
             held=held,
-            allocated=torch.cuda.max_memory_allocated(),
-            reserved=torch.cuda.max_memory_reserved(),
+            allocated=torch.cuda.max_memory_allocated() + beside,
+            reserved=torch.cuda.max_memory_reserved() + beside,
             graphs=graph_bytes(torch.cuda.memory_snapshot()),  # type: ignore[no-untyped-call]
             # the allocator may have given memory back since its fullest moment
             device=_used() - self.before - torch.cuda.memory_reserved() + torch.cuda.max_memory_reserved(),

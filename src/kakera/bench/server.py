@@ -51,8 +51,14 @@ class ServerProcess:
     `on_wait(seconds)` is called while it starts. Raises EngineDied with the end of its log if it does not come up.
     """
 
-    def __init__(self, model: str, options: Sequence[str] = (), on_wait: Callable[[float], None] = lambda _: None):
-        self.port = free_port()
+    def __init__(
+        self,
+        model: str,
+        options: Sequence[str] = (),
+        on_wait: Callable[[float], None] = lambda _: None,
+        port: int | None = None,
+    ):
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.command = [sys.executable, "-m", "kakera.cli", "serve", model, "--port", str(self.port), *options]
         self.on_wait = on_wait
@@ -87,6 +93,13 @@ class ServerProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit status, if it ends by itself within that time."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
 
     def memory(self, plan: Plan) -> MemoryTable:
         """Its plan beside what it holds now. Others on the same cards must not have taken any memory since it began."""

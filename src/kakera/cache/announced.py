@@ -18,8 +18,9 @@ from kakera.contract.cached import AllRemoved, CacheEvent, Medium, PagesRemoved,
 
 
 class Announced:
-    """Hears of every checkpoint that is published or lost and of every page that moves. Prefixes under a salt are not
-    announced: routers compare tokens, and would count them for requests of other salts."""
+    """Hears of every checkpoint that is published or lost and of every page that moves. Prefixes under a salt, and
+    those with images, are not announced: routers compare tokens, and would count them for requests of other salts or
+    with other images."""
 
     def __init__(self, tree: PageTree) -> None:
         self._tree = tree
@@ -30,7 +31,7 @@ class Announced:
 
     def gained(self, node: Node) -> None:
         """A checkpoint has been published at this node's end."""
-        if not is_unsalted(node.top.key):
+        if not is_unsalted(node.top.key) or any(each.key.beside for each in _upwards(node)):
             return
         for each in _upwards(node):
             ways = self._ways.get(each.key.hash, 0)
@@ -42,7 +43,7 @@ class Announced:
     def lost(self, node: Node) -> None:
         """The checkpoint at this node's end is gone."""
         if node.key.hash not in self._ways:
-            return  # salted
+            return  # salted, or with images
         for each in _upwards(node):
             self._ways[each.key.hash] -= 1
             if self._ways[each.key.hash]:

@@ -35,7 +35,7 @@ def _check_pages(cache: PrefixCache, nodes: list[Node]) -> None:
 def _check_users(cache: PrefixCache, nodes: list[Node]) -> None:
     """Locks are the live requests' paths; a lease's table shows the tree's pages first, then its own."""
     users = Counter(id(node) for lease in cache.leases for node in lease.path)
-    assert all(node.users == users[id(node)] for node in nodes), "locks without users, or users without locks"
+    assert all(node.users == users.get(id(node), 0) for node in nodes), "locks without users, or users without locks"
     assert set(users) <= {id(node) for node in nodes}, "a request stands on a removed node"
     for lease in cache.leases:
         shared = [node.device for node in lease.path]
@@ -43,12 +43,13 @@ def _check_users(cache: PrefixCache, nodes: list[Node]) -> None:
 
 
 def _check_paths(cache: PrefixCache, nodes: list[Node]) -> None:
+    on_device = Counter(id(node.parent) for node in nodes if node.device is not None)
     for node in nodes:
         parent = node.parent
         assert parent is not None and parent.children[node.key] is node and node.depth == parent.depth + 1
         assert (node.device is None) != (node.host is None), "a node has exactly one place"
         assert node.device is None or parent.depth == 0 or parent.device is not None, "device pages form a prefix"
-        assert node.device_children == sum(child.device is not None for child in node.children.values())
+        assert node.device_children == on_device.get(id(node), 0)
         assert node.device is not None or node.children or node.checkpoint, "a host page that leads nowhere"
         assert node.users == 0 or node.device is not None, "a page in use is not on the device"
 
@@ -65,8 +66,8 @@ def _check_checkpoints(cache: PrefixCache, nodes: list[Node]) -> None:
         assert record.pins == pins[number], "pins are not the live users"
     below = Counter(id(node.top) for node in attached.values())
     for node in nodes:
-        assert node.checkpoints_below == (below[id(node)] if node.depth == 1 else 0)
-        expected = cache.sizes.windowed and node.depth == 1 and below[id(node)] > 0
+        assert node.checkpoints_below == (below.get(id(node), 0) if node.depth == 1 else 0)
+        expected = cache.sizes.windowed and node.depth == 1 and id(node) in below
         assert (node.sink is not None) == expected, "sinks exist exactly where checkpoints need them"
     reserved = {record.id for lease in cache.leases for record in lease.reserved}
     reserved |= {begun.record.id for begun in cache.imports.live.values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kakera.cache.tree import Checkpoint, Node, Sink
@@ -30,6 +31,13 @@ class Lease:
         known = min(self.sent, count)
         self.sent = max(self.sent, count)
         return known, tuple(self.pages[known:count])
+
+    def move(self, moved: Mapping[int, int]) -> None:
+        """Pages have got other ids; the table's entries go out again from the first of them on."""
+        changed = [i for i, page in enumerate(self.pages) if page in moved]
+        for i in changed:
+            self.pages[i] = moved[self.pages[i]]
+        self.sent = min([self.sent, *changed])
 
     @property
     def owned(self) -> array[int]:

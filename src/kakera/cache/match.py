@@ -76,11 +76,11 @@ def _reason(tree: PageTree, keys: Sequence[PageKey], shared: Sequence[Node], usa
 
 
 def _divergence(last: Node, keys: Sequence[PageKey], limit: int) -> int:
-    """The first token that no known continuation of `last` has."""
+    """The first token that no known continuation of `last` has; of pages that differ in an image, their first."""
     tokens = keys[last.depth].tokens
     width = len(tokens) // PAGE
     common = max(_common_bytes(tokens, child.tokens) for child in islice(last.children, _SIBLINGS))
-    return last.depth * PAGE + common // width
+    return last.depth * PAGE + common // width % PAGE
 
 
 def _common_bytes(one: bytes, other: bytes) -> int:

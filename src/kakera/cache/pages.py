@@ -39,3 +39,12 @@ class IdPool:
         """Take an id back. Raises KeyError if it is not held: nothing is freed twice."""
         self._held.remove(returned)
         self._returned.append(returned)
+
+    def resize(self, count: int) -> dict[int, int]:
+        """Hand out ids below `count` alone from now on, of which enough must be free: held ones at or above it change
+        into others. Returns old and new ids of these."""
+        strays = sorted(each for each in self._held if each >= count)
+        self._held.difference_update(strays)
+        self._returned = [each for each in self._returned if each < count]
+        self._made, self.count = min(self._made, count), count
+        return {stray: self.take() for stray in strays}

@@ -19,7 +19,7 @@ from kakera.cache.tree import Checkpoint, Kind, Node, Sink
 from kakera.contract.events import Flushed
 from kakera.contract.grid import PAGE
 from kakera.contract.request import packed
-from kakera.contract.step import Action, ResetSlot, RestoreCheckpoint, SavePoint, SaveSink, SaveSlot
+from kakera.contract.step import Action, MovePages, ResetSlot, RestoreCheckpoint, SavePoint, SaveSink, SaveSlot
 
 _RESTS = 4  # prompts that were left half computed, at most
 _REST_GAIN = 4  # pages that a rest must spare whoever comes back: replaying fewer costs less than keeping it
@@ -271,6 +271,29 @@ class PrefixCache:
         self._residency.free_device(self.device.free + pages)
         self.gains += 1
         return Flushed(pages, len(loose), bytes_before - self.host.used)
+
+    def resize(self, pages: int, room: int = 0) -> int:
+        """Use the device's first `pages` pages from now on, or as few more as running requests hold, with `room` more
+        if there are; returns how many. Cached ones make way, the coldest first, to the host if they can; who lies
+        behind moves to the front."""
+        held = len(self.device.held) - self.tree.unlocked
+        count = max(pages, min(held + room, self.device.count))
+        self._residency.free_device(self.device.count - count)
+        if moved := self.device.resize(count):
+            for node in self.tree.nodes():
+                if node.device is not None:
+                    node.device = moved.get(node.device, node.device)
+            for lease in self.leases:
+                lease.move(moved)
+            self._log.add(MovePages(tuple(moved.items())))
+        self.gains += 1
+        return count
+
+    def demote(self) -> None:
+        """Every page leaves the device: what leads to a checkpoint goes to the host, as far as that has room. Nobody
+        may hold a lease."""
+        assert not self.leases, "pages of running requests stay where they are"
+        self._residency.free_device(self.device.count)
 
     def _forfeit_sink(self, lease: Lease) -> None:
         if lease.sink is not None:

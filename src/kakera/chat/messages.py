@@ -1,14 +1,16 @@
 """Chat messages as clients send them, made uniform: what every template can rely on.
 
 After `normalise`: system messages at the start are one, later ones stand where the client put them, every content is a
-string, every tool call's arguments are a mapping. What a request asks now and can not have is refused with the path of
-the field; what stands in its history is read as well as possible (parts.py).
+string, or parts of text and images where it has some and the model sees, every tool call's arguments are a mapping.
+What a request asks now and can not have is refused with the path of the field; what stands in its history is read as
+well as possible (parts.py).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from kakera.chat.images import SEEN_BY, Content, content_with_images, refuse_images
 from kakera.chat.parts import as_json, content_text, left_out
 from kakera.errors import RequestRefused
 from kakera.text.json_size import read_json
@@ -19,13 +21,14 @@ RAW = "arguments"  # the parameter under which the model is shown arguments that
 DEEP = 64  # levels of arguments that a template can walk through within Python's recursion limit
 
 
-def normalise(messages: list[dict[str, Any]], late_system: bool = False) -> list[dict[str, Any]]:
-    """`late_system`: the template knows system messages behind others; without that they become a user's, with a tag.
+def normalise(messages: list[dict[str, Any]], late_system: bool = False, sees: bool = False) -> list[dict[str, Any]]:
+    """`sees`: content with images stays a list of parts (`images.py`). `late_system`: the template knows system
+    messages behind others; without that they become a user's, with a tag.
 
     They keep their place either way: moved to the top, a note that an agent adds on its way would make the whole
     prompt new, which is minutes of prefill where the cache could have served it, and it would speak of what comes next
-    before anything was said. Raises RequestRefused (400, `param` set) for roles, and for parts of a last message of the
-    user that can not be rendered.
+    before anything was said. Raises RequestRefused (400, `param` set) for roles, for parts of a last message of the
+    user that can not be rendered, and for images where they have no place.
     """
     if not messages:
         raise RequestRefused("messages is empty; send at least one message", param="messages")
@@ -37,7 +40,13 @@ def normalise(messages: list[dict[str, Any]], late_system: bool = False) -> list
         if role not in ROLES:
             raise RequestRefused(f"{path}.role is {role!r}; known roles: {', '.join(ROLES)}", param=f"{path}.role")
         now = role == "user" and index == len(messages) - 1
-        content = content_text(message.get("content"), f"{path}.content", now=now)
+        given, where = message.get("content"), f"{path}.content"
+        if sees and role in SEEN_BY:
+            others.append(_message(message, content_with_images(given, where, now=now)))
+            continue
+        if sees:
+            refuse_images(given, where, role)
+        content = content_text(given, where, now=now)
         if role not in SYSTEM:
             others.append(_message(message, content))
         elif not others:
@@ -53,7 +62,7 @@ def _reminder(content: str) -> dict[str, Any]:
     return {"role": "user", "content": f"<system-reminder>\n{content}\n</system-reminder>"}
 
 
-def _message(message: dict[str, Any], content: str) -> dict[str, Any]:
+def _message(message: dict[str, Any], content: Content) -> dict[str, Any]:
     role = message["role"]
     result: dict[str, Any] = {"role": "tool" if role == "function" else role, "content": content}
     if role != "assistant":

@@ -82,7 +82,7 @@ def _local(file: Path, model: str | None, names: Sequence[str], wishes: Wishes) 
     import asyncio
     import os
 
-    from kakera.cli.engine import recipe_for, served_model, stall_limit_for
+    from kakera.cli.engine import recipe_for, seeing, served_model, stall_limit_for
     from kakera.cli.model import resolve_model
     from kakera.cli.serve import claim_for
     from kakera.cli.terminal import say
@@ -118,7 +118,8 @@ def _local(file: Path, model: str | None, names: Sequence[str], wishes: Wishes) 
             engine = await starting
             try:
                 await first_token(engine)
-                async with LocalServer.over(engine, offered, recipe.plan, limit) as server:
+                model = seeing(offered, found, recipe, say)
+                async with LocalServer.over(engine, model, recipe.plan, limit) as server:
                     tally: Tally = await work(server)
                     return tally
             finally:

@@ -161,7 +161,7 @@ def _grid(
     from kakera.bench.engine import EngineBench
     from kakera.bench.memory_watch import MemoryWatch
     from kakera.plan.planner import plan_for
-    from kakera.run.build import build_engine
+    from kakera.run.ranks.engine import open_engine
 
     if plot:
         plots.check(plot)
@@ -171,7 +171,7 @@ def _grid(
     watch = MemoryWatch.start()
     rows = []
     with waiting(f"loading {model}") as tell:
-        engine = build_engine(directory, plan)
+        engine = open_engine(directory, plan)
         bench = EngineBench(engine, plan.spec.vocab, lengths, warm_tokens=plan.target.warm_up_tokens)
         for length in reversed(lengths):  # the longest first: the shorter ones can begin it
             for count in counts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 HELP = """\
 /new            starts over, with the same system message
 /system TEXT    sets the system message and starts over; /system shows it, /system none removes it
+/image FILE     shows the model a picture together with the next message
 /help           shows this
 /quit           ends, as Ctrl-D or Ctrl-C twice
 Ctrl-C stops an answer. Pasted text of several lines is one message; Alt-Enter begins a line, Up brings older messages.
 What begins with / and is no command is sent, and so is a command behind a space."""
 HINT = "/help shows the commands; Ctrl-C stops an answer, Ctrl-D ends"
-COMMANDS = ("/new", "/system", "/help", "/quit", "/exit")
+COMMANDS = ("/new", "/system", "/image", "/help", "/quit", "/exit")
 
 
 @with_memory_options
@@ -73,7 +75,7 @@ def chat(
 
 
 def _local(model: str, wishes: Wishes, settings: Settings, threads: int | None, console: Console) -> Answerer:
-    from kakera.cli.engine import recipe_for, served_model, with_drafts
+    from kakera.cli.engine import recipe_for, seeing, served_model, with_drafts
     from kakera.cli.local_answers import LocalModel
     from kakera.cli.model import resolve_model
     from kakera.plan.plan import AUTO
@@ -82,7 +84,12 @@ def _local(model: str, wishes: Wishes, settings: Settings, threads: int | None, 
 
     found, machine = resolve_model(model), resolve_to_compute(wishes.gpus)
     offered, wishes = served_model(found), with_drafts(wishes, AUTO, machine)
-    recipe = recipe_for(found, wishes, lambda line: console.print(line, style="dim", soft_wrap=True), threads)
+
+    def tell(line: str) -> None:
+        console.print(line, style="dim", soft_wrap=True)
+
+    recipe = recipe_for(found, wishes, tell, threads)
+    offered = seeing(offered, found, recipe, tell)
     with patient_threads(computes=not machine.target.has_cards):
         return LocalModel(recipe(), offered, settings)
 
@@ -121,8 +128,9 @@ def talk(conversation: Conversation) -> None:
 def obey(conversation: Conversation, line: str) -> bool:
     """Do what a message says; False ends the chat. A command with words behind it that it does not take is text."""
     command, rest = line.rstrip(), ""
-    if command.split(maxsplit=1)[:1] == ["/system"] and line.startswith("/"):
-        command, rest = "/system", command.removeprefix("/system").strip()
+    first = "".join(command.split(maxsplit=1)[:1])
+    if first in ("/system", "/image") and line.startswith("/"):
+        command, rest = first, command.removeprefix(first).strip()
     match command:
         case "":
             pass
@@ -135,6 +143,8 @@ def obey(conversation: Conversation, line: str) -> bool:
             say(conversation, "a new conversation")
         case "/system":
             _set_system(conversation, rest)
+        case "/image":
+            _attach(conversation, rest)
         case _:
             conversation.turn(line.strip())
     return True
@@ -147,6 +157,18 @@ def _set_system(conversation: Conversation, text: str) -> None:
     state = f"the system message is: {conversation.system}" if conversation.system else "there is no system message"
     how = "/system TEXT sets it, /system none removes it"
     say(conversation, f"a new conversation; {state}" if text else f"{state} ({how})")
+
+
+def _attach(conversation: Conversation, name: str) -> None:
+    """A path as it is typed, pasted or dropped: some terminals put quotes around it."""
+    quoted = len(name) > 1 and name[0] == name[-1] and name[0] in "'\""
+    path = Path(name[1:-1] if quoted else name).expanduser()
+    try:
+        conversation.attach(path)
+    except OSError as error:
+        say(conversation, f"{path}: {error.strerror or error}" if name else "/image FILE names no file")
+    else:
+        say(conversation, f"{path.name} goes with the next message")
 
 
 def say(conversation: Conversation, line: str) -> None:

@@ -8,7 +8,7 @@ import platform
 import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -42,6 +42,7 @@ def run_checks() -> list[Finding]:
         cpu,
         memory,
         wsl,
+        card_memory,
         disk,
         port,
         bundled_model,
@@ -177,6 +178,25 @@ def wsl(release: str | None = None) -> Finding:
         "wsl --shutdown; pinned memory is limited there, so keep --host-cache below half of it"
     )
     return Finding("wsl", "note", f"WSL2 with {total:.1f} GB of the host's memory", fix)
+
+
+def card_memory(environ: Mapping[str, str] = os.environ, under_wsl: bool | None = None) -> Finding:
+    """How memory is taken of a card, and who has chosen that: it is blamed for what WSL2's driver refuses."""
+    from kakera.target.allocator import maps_pages, torch_segments
+    from kakera.target.devices import detect_gpus
+
+    if not detect_gpus()[0]:
+        return Finding("card memory", "ok", "nothing to choose without an NVIDIA GPU")
+    under_wsl = not maps_pages() if under_wsl is None else under_wsl
+    chosen = torch_segments(environ, under_wsl)
+    pages = "KV pages go back to the driver while other programs need the card"
+    if under_wsl:
+        pages = "KV pages stay on the card: other programs get only what the plan leaves (--reserve)"
+    detail = f"{chosen.text}; {pages}"
+    if under_wsl and chosen.on:
+        fix = f"if a start is refused memory (device not ready, -12), take expandable_segments out of {chosen.by}"
+        return Finding("card memory", "note", detail, fix)
+    return Finding("card memory", "ok", detail)
 
 
 def disk() -> Finding:

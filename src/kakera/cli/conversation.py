@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
@@ -62,11 +64,18 @@ class Conversation:
         self.console, self._answerer = console, answerer
         self.system = system
         self.messages: list[dict[str, Any]] = []
+        self.images: list[dict[str, Any]] = []  # that go with the next message, as parts of it
         self.restart()
 
     def restart(self) -> None:
         """Forget all messages but the system message."""
+        self.images = []
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
+
+    def attach(self, path: Path) -> None:
+        """Have the file of an image go with the next message. Raises OSError."""
+        data = base64.b64encode(path.read_bytes()).decode()
+        self.images.append({"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}})
 
     def turn(self, text: str) -> str:
         """`ask`, with errors shown; "" if there was no answer."""
@@ -82,7 +91,9 @@ class Conversation:
     def ask(self, text: str) -> str:
         """Answer one message on the console. Returns the answer without its reasoning. A message without an answer is
         forgotten. Raises KakeraError."""
-        self.messages.append({"role": "user", "content": text})
+        images, self.images = self.images, []
+        content = [*images, {"type": "text", "text": text}] if images else text
+        self.messages.append({"role": "user", "content": content})
         try:
             answer = self._stream()
         except BaseException:

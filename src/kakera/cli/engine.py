@@ -12,6 +12,7 @@ from kakera.plan.plan import Wishes
 if TYPE_CHECKING:
     from kakera.plan.plan import DraftWish, Plan
     from kakera.run.engine import LocalEngine
+    from kakera.run.process.kv_events import KvEvents
     from kakera.server.model import ServedModel
     from kakera.service.limits import Bounds
     from kakera.target.devices import Machine
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
         @property
         def plan(self) -> Plan | None: ...
+
+        @property
+        def kv_events(self) -> KvEvents | None: ...
 
         def __call__(self) -> LocalEngine: ...
 
@@ -41,6 +45,7 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads
     from kakera.target.devices import resolve_to_compute
 
     machine = resolve_to_compute(wishes.gpus)
+    wishes = with_decoder(model, wishes, say)
     plan, _ = plan_and_speed(model.path, wishes, machine)
     say(summary(plan))
     if proof := proof_for(plan, machine):
@@ -51,17 +56,61 @@ def recipe_for(model: Model, wishes: Wishes, say: Callable[[str], None], threads
 
 
 def with_drafts(wishes: Wishes, wanted: DraftWish, machine: Machine) -> Wishes:
-    """And guesses of what comes next. Raises UsageError for cards, which do not check guesses yet."""
+    """And guesses of what comes next. Raises UsageError where nobody checks them: on cards, in several processes."""
     from dataclasses import replace
 
     from kakera.errors import UsageError
     from kakera.plan.plan import AUTO, OFF
 
-    if machine.target.has_cards:
+    if machine.target.has_cards or machine.processes > 1:
         if wanted not in (AUTO, OFF):
-            raise UsageError(f"--drafts {wanted}: guesses are checked on a CPU only so far; leave the option out")
+            where = "on a CPU only" if machine.target.has_cards else "in one process only"
+            raise UsageError(f"--drafts {wanted}: guesses are checked {where} so far; leave the option out")
         wanted = OFF
     return replace(wishes, drafts=wanted)
+
+
+def with_decoder(model: Model, wishes: Wishes, say: Callable[[str], None]) -> Wishes:
+    """Without a tower where nothing could decode an image for it. Raises UsageError if one was asked for."""
+    from dataclasses import replace
+
+    from kakera.arch.registry import load_spec
+    from kakera.errors import UsageError
+    from kakera.vision.decode import require_pillow
+
+    if wishes.vision == "off" or not (wishes.vision_tower or load_spec(model.path).vision):
+        return wishes
+    try:
+        require_pillow()
+    except UsageError as error:
+        if wishes.vision != "auto":
+            raise
+        say(f"warning: images are refused: {error}")
+        return replace(wishes, vision="off")
+    return wishes
+
+
+def seeing(
+    offered: ServedModel, model: Model, recipe: Recipe, say: Callable[[str], None], image_urls: str | None = None
+) -> ServedModel:
+    """The same model, which reads images if its engine has a tower; `image_urls`: hosts that they are fetched from.
+    Raises CheckpointError, UsageError."""
+    from kakera.errors import UsageError
+    from kakera.vision.fetch import Fetcher
+
+    plan = recipe.plan
+    if plan is None or plan.vision is None or plan.spec.vision is None:
+        if image_urls is not None:
+            raise UsageError("--image-urls: this server reads no images (kakera info tells of a vision tower)")
+        return offered
+    fetcher = None if image_urls is None else Fetcher.allowing(image_urls)
+    if fetcher is not None:
+        who = "any public host" if fetcher.public else ", ".join(sorted(fetcher.hosts))
+        say(f"warning: images are fetched from {who} for whoever writes a prompt")
+    found = offered.seeing(plan.spec.vision, Path(plan.vision_tower or model.path), plan.image_tokens, fetcher)
+    if not found.sees:
+        say("warning: images are refused: the chat template has no place for them")
+    return found
 
 
 def recording(recipe: Recipe, file: Path, name: str, prompts: bool) -> Recipe:
@@ -89,6 +138,8 @@ def with_disk(recipe: Recipe, limit: int, say: Callable[[str], None]) -> Recipe:
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--disk-cache: a scripted model has no prefixes to keep")
+    if recipe.plan.ranks > 1:
+        raise UsageError("--disk-cache: not for a model that several processes share yet")
     if recipe.recording is not None:
         raise UsageError("--disk-cache: a recording could not be replayed without the disk; leave --record out")
     home = default_home()
@@ -148,5 +199,9 @@ def served_model(model: Model, names: Sequence[str] = (), *, any_name: bool = Fa
     from kakera.server.model import ServedModel
 
     first, *aliases = names or (model.name,)
-    directory = Script.load(model.path).tokenizer_dir if model.scripted else model.path
-    return replace(ServedModel.load(directory, first), aliases=tuple(aliases), any_name=any_name)
+    if model.scripted:
+        script = Script.load(model.path)
+        served = ServedModel.load(script.tokenizer_dir, first, script.tokenizer)
+    else:
+        served = ServedModel.load(model.path, first)
+    return replace(served, aliases=tuple(aliases), any_name=any_name)

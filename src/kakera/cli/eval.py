@@ -14,7 +14,7 @@ from kakera.cli.options import JsonOption, ModelArgument, with_memory_options
 from kakera.cli.progress import progress
 from kakera.plan.plan import Wishes
 
-app = typer.Typer(help="Measure quality: ppl, kld, retrieval, tools, json; and drafts.", no_args_is_help=True)
+app = typer.Typer(help="Measure quality: ppl, kld, retrieval, tools, json, vision; and drafts.", no_args_is_help=True)
 
 DataOption = Annotated[Path | None, typer.Option("--data", help="Data to use instead of the shipped one.")]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="At most that many cases or windows.")]
@@ -162,6 +162,7 @@ def _suite_command(suite: str) -> Callable[..., None]:
 app.command("retrieval", help="Facts to find in long texts and tables.")(_suite_command("retrieval"))
 app.command("tools", help="Function calls: the right ones with the right arguments, or none.")(_suite_command("tools"))
 app.command("json", help="JSON objects to extract from a text, unconstrained.")(_suite_command("json"))
+app.command("vision", help="Questions about images, of a suite that --data names.")(_suite_command("vision"))
 
 
 def _run_suite(
@@ -176,7 +177,7 @@ def _run_suite(
 ) -> None:
     from kakera.errors import UsageError
     from kakera.evaluate.data import load_baseline, load_cases
-    from kakera.evaluate.session import open_engine, open_reader
+    from kakera.evaluate.session import open_engine, open_reader, open_seeing_reader
     from kakera.evaluate.suites import run_suite
     from kakera.evaluate.tables import groups, table
 
@@ -185,7 +186,7 @@ def _run_suite(
     cases = load_cases(suite, *choice)
     known = load_baseline(baseline) if baseline else None
     directory = _directory(model)
-    reader = open_reader(directory)
+    reader = open_seeing_reader(directory, wishes) if suite == "vision" else open_reader(directory)
     engine = open_engine(directory, wishes, escha_bias=escha_bias)
     with progress(suite, len(cases)) as advance:
         answers = run_suite(suite, cases, engine, reader, partial(advance, 1))

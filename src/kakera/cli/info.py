@@ -14,7 +14,9 @@ from kakera.cli.options import JsonOption, ModelArgument
 
 if TYPE_CHECKING:
     from kakera.arch.spec import ModelSpec
+    from kakera.arch.vision import VisionSpec
     from kakera.arch.weigh import Entry
+    from kakera.cli.model import Shape
     from kakera.hub.names import Source
 
 
@@ -41,9 +43,9 @@ def info(
     """Show what a checkpoint is: tensors, bits per weight, KV and state bytes."""
     import json
 
-    name, path, spec, entries, origin = _contents(model)
+    name, path, spec, entries, tower, origin = _contents(model)
     groups = group_entries(entries)
-    summary = summarise(spec, entries)
+    summary = summarise(spec, entries, tower)
     if as_json:
         listed = {"tensors": [vars(e) for e in entries]} if tensors else {"groups": [vars(g) for g in groups]}
         source = vars(origin) if origin else None
@@ -52,13 +54,15 @@ def info(
     _print(name, summary, [_single(e) for e in entries] if tensors else groups)
     if origin:
         typer.echo(f"from the hub: {origin}")
+    if spec.blind:
+        typer.echo(f"no images: {spec.blind}")
     if spec.unserved:
         typer.echo(f"{spec.unserved}.")
 
 
-def _contents(model: str) -> tuple[str, str | None, ModelSpec, list[Entry], Source | None]:
-    """Name, directory, declaration, what is stored or, of a config alone, what must be, and where it comes from. Of a
-    repository only headers are read."""
+def _contents(model: str) -> tuple[str, str | None, ModelSpec, list[Entry], int, Source | None]:
+    """Name, directory, declaration, what is stored or, of a config alone, what must be, bytes of its vision tower, and
+    where it comes from. Of a repository only headers are read."""
     from kakera.cli.model import read_shape, resolve_model
     from kakera.errors import Unserved, UsageError
     from kakera.hub.disk import on_disk, source_of
@@ -67,18 +71,22 @@ def _contents(model: str) -> tuple[str, str | None, ModelSpec, list[Entry], Sour
     path = Path(model).expanduser()
     if not path.is_dir() and (repository := Repository.called(model)):
         shape, kept = read_shape(model), on_disk(repository)
-        return repository.name, str(kept) if kept else None, shape.spec, shape.entries(), shape.origin
+        return repository.name, str(kept) if kept else None, *_of_shape(shape)
     try:
         found = resolve_model(model)
     except Unserved:
         shape = read_shape(model)
-        return path.name, str(path) if path.is_dir() else None, shape.spec, shape.entries(), shape.origin
+        return path.name, str(path) if path.is_dir() else None, *_of_shape(shape)
     if found.scripted:
         raise UsageError("a scripted model has no checkpoint")
     from kakera.weights.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.open(found.path)
-    return found.name, str(found.path), checkpoint.spec, checkpoint.entries(), source_of(found.path)
+    stored = Checkpoint.open(found.path)
+    return found.name, str(found.path), stored.spec, stored.entries(), stored.tower_bytes(), source_of(found.path)
+
+
+def _of_shape(shape: Shape) -> tuple[ModelSpec, list[Entry], int, Source | None]:
+    return shape.spec, shape.entries(), shape.tower_bytes(), shape.origin
 
 
 def group_entries(entries: list[Entry]) -> list[Group]:
@@ -104,8 +112,8 @@ def _role(name: str) -> str:
     return ".".join(parts)
 
 
-def summarise(spec: ModelSpec, entries: list[Entry]) -> dict[str, Any]:
-    """Figures that decide what a card must hold."""
+def summarise(spec: ModelSpec, entries: list[Entry], tower: int = 0) -> dict[str, Any]:
+    """Figures that decide what a card must hold. `tower`: bytes of a vision tower that is stored."""
     from kakera.plan.kv_format import KvFormat
     from kakera.plan.sizes import checkpoint_bytes, live_state_bytes
     from kakera.target.target import CPU, CUDA
@@ -128,7 +136,13 @@ def summarise(spec: ModelSpec, entries: list[Entry]) -> dict[str, Any]:
             "fp32": checkpoint_bytes(spec, int2, "fp32", CPU),
             "fp16": checkpoint_bytes(spec, int2, "fp16", CUDA),
         },
+        **({} if spec.vision is None else {"vision": _tower(spec.vision, tower)}),
     }
+
+
+def _tower(vision: VisionSpec, stored: int) -> dict[str, int]:
+    sizes = {"blocks": vision.depth, "hidden": vision.hidden, "parameters": vision.parameters, "bytes": stored}
+    return {**sizes, "patch": vision.patch, "pixels_per_token": vision.factor**2}
 
 
 def _cells(g: Group) -> tuple[str, ...]:
@@ -178,5 +192,16 @@ def _print(name: str, summary: dict[str, Any], groups: list[Group]) -> None:
         f"recurrent state: {gigabytes(summary['live_state_bytes'])} a running request; "
         f"a prefix checkpoint {gigabytes(stored['fp32'])} in fp32, {gigabytes(stored['fp16'])} in fp16",
     )
-    for line in lines:
+    for line in (*lines, *_tower_line(summary.get("vision"))):
         console.print(line, soft_wrap=True)
+
+
+def _tower_line(tower: dict[str, int] | None) -> list[str]:
+    from kakera.plan.table import gigabytes
+
+    if tower is None:
+        return []
+    what = f"{tower['blocks']} blocks x {tower['hidden']}, {tower['parameters'] / 1e6:,.1f} M parameters"
+    stored = f"in {gigabytes(tower['bytes'])}" if tower["bytes"] else "which this checkpoint does not hold"
+    side = int(tower["pixels_per_token"] ** 0.5)
+    return [f"vision tower: {what} {stored}; a token is {side} x {side} pixels"]

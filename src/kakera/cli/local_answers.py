@@ -30,9 +30,17 @@ class LocalModel:
 
     def answer(self, messages: Sequence[dict[str, Any]]) -> Generator[Reading | Piece | Ended]:
         """See Answerer."""
-        prompt = self._template.prompt(list(messages), variables={"enable_thinking": self.settings.thinking})
-        shown_as = ChatOutput(prompt.opens_thinking)
-        job = Job(f"chat-{next(self._ids)}", prompt.tokens, self._sampling(), prompt.boundaries, chat=shown_as)
+        variables = {"enable_thinking": self.settings.thinking}
+        sight = None if self.model.images is None else self.model.images.look
+        prompt = self._template.prompt(list(messages), variables=variables, sight=sight)
+        job = Job(
+            f"chat-{next(self._ids)}",
+            prompt.tokens,
+            self._sampling(),
+            prompt.boundaries,
+            chat=ChatOutput(prompt.opens_thinking),
+            images=prompt.images,
+        )
         text = ChoiceText(job, 0, self.model.tokenizer)
         for event in self._events(job.request(0)):
             match event:

@@ -71,6 +71,11 @@ class Shape:
             return from_config(spec, self.config)
         return from_tensors(self.headers, spec, f"{len(self.headers)} tensors of {self.source}")
 
+    def tower_bytes(self) -> int:
+        from kakera.arch.weigh import tower_bytes
+
+        return tower_bytes(self.spec, self.headers or ())
+
     def entries(self) -> list[Entry]:
         from kakera.arch.weigh import expected_entries, stored_entries
 

@@ -60,6 +60,19 @@ DrainOption = Annotated[
     typer.Option("--drain-seconds", min=0, max=86400, help="Seconds for which requests may go on after SIGTERM."),
 ]
 DEFAULT_DRAIN = 3.0  # as in server/run.py
+SleepAfterOption = Annotated[
+    float | None,
+    typer.Option(
+        "--sleep-after",
+        min=1,
+        metavar="SECONDS",
+        help="Give the card's memory back after so long without a request; the next one wakes it.",
+    ),
+]
+SleepLevelOption = Annotated[
+    int, typer.Option("--sleep-level", min=1, max=2, help="Then: 1 weights to host memory, 2 read them again.")
+]
+DEFAULT_SLEEP_LEVEL = 1
 
 
 def _drafts(text: str) -> Any:
@@ -94,6 +107,10 @@ CachePerKeyOption = Annotated[
 EventsOption = Annotated[
     str | None,
     typer.Option("--kv-events", help="Tell routers what is cached, as vLLM does.", metavar="tcp://HOST:PORT[,TOPIC]"),
+]
+ImageUrlsOption = Annotated[
+    str | None,
+    typer.Option("--image-urls", help="Fetch images from these hosts, or `public`. Default: none.", metavar="HOST,.."),
 ]
 ProveOption = Annotated[
     bool, typer.Option("--prove", help="First fill the plan once, unless it was proven already; see kakera prove.")
@@ -150,7 +167,10 @@ def _option(name: str, help: str, **more: Any) -> Any:
 # field of Wishes -> (type on the command line, default)
 MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
     "gpus": (
-        Annotated[str, _option("--gpus", "auto, cpu, cpu:4GB, sizes (12GB,12GB) or names (rtx5070,rtx5070).")],
+        Annotated[
+            str,
+            _option("--gpus", "auto, cpu, cpu:4GB, cpu,cpu (two processes), sizes (12GB) or names (rtx5070,rtx5070)."),
+        ],
         "auto",
     ),
     "context": (
@@ -224,6 +244,28 @@ MEMORY_OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         None,
     ),
+    "vision": (
+        Annotated[str, _option("--vision", "Where a vision tower lies: auto, device, host, or off.")],
+        "auto",
+    ),
+    "vision_tower": (
+        Annotated[
+            str | None,
+            _option("--vision-tower", "Take the tower of this directory, of the same family.", metavar="DIR"),
+        ],
+        None,
+    ),
+    "image_tokens": (
+        Annotated[
+            int | None,
+            _option(
+                "--image-tokens",
+                "Of the largest image, 64 to 16384; larger ones are scaled down. Default: 2048, of a CPU 256.",
+                metavar="TOKENS",
+            ),
+        ],
+        None,
+    ),
 }
 
 
@@ -282,4 +324,8 @@ def wishes_of(values: dict[str, Any]) -> Wishes:
         raise UsageError(f"--state-dtype {values['state_dtype']}: choose fp32 or fp16")
     if (rotation := values["rotation"]) is not None and not Path(rotation).is_dir():
         raise UsageError(f"--rotation {rotation}: no such directory; kakera calibrate makes one")
+    if (tower := values["vision_tower"]) is not None:
+        if not Path(tower).is_dir():
+            raise UsageError(f"--vision-tower {tower}: no such directory; it holds config.json and the tower's files")
+        values["vision_tower"] = str(Path(tower).resolve())
     return Wishes(**values)

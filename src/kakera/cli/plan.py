@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kakera.cli.options import DraftsOption, JsonOption, ModelArgument, with_memory_options
 from kakera.plan.plan import Wishes
 
@@ -19,20 +21,25 @@ def plan(
     from kakera.cli.engine import with_drafts
     from kakera.cli.model import read_shape
     from kakera.errors import PlanRefused
+    from kakera.plan.asleep import Asleep
     from kakera.plan.cautions import cautions, uneven
     from kakera.plan.costs import costs
-    from kakera.plan.planner import beside_wsl, holds_draft_layer, plan_with_layer
+    from kakera.plan.planner import Weigh, beside_wsl, holds_draft_layer, plan_with_layer, with_borrowed
     from kakera.plan.proven import proof_for, proven_line
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
     from kakera.target.devices import resolve
 
     shape = read_shape(model)
-    spec, machine = shape.spec, resolve(wishes.gpus)
+    machine = resolve(wishes.gpus)
+    spec = shape.spec
+    weigh: Weigh = shape.weights_of
     wishes = with_drafts(wishes, drafts, machine)
+    if wishes.vision_tower is not None:
+        spec, weigh = with_borrowed(spec, weigh, Path(wishes.vision_tower))
     held = holds_draft_layer(spec, (tensor.name for tensor in shape.headers or ()))
     try:
-        made, weights = plan_with_layer(spec, wishes, machine, shape.weights_of, held)
+        made, weights = plan_with_layer(spec, wishes, machine, weigh, held)
     except PlanRefused as refused:
         if as_json:
             _print_json(refused.details)
@@ -43,13 +50,14 @@ def plan(
     notes += uneven(made, speed, wishes, machine, weights)
     chosen = costs(made, wishes, machine, weights)
     other = beside_wsl(spec, wishes, machine, weights)
-    proof = proof_for(made, machine)
+    proof, asleep = proof_for(made, machine), Asleep.of(made, machine)
     if len(made.device_bytes) > 1:
         notes += ("kakera computes on one card so far: this is what several will take, its speeds are estimates",)
     if spec.unserved:
         notes += (spec.unserved,)
     if as_json:
         more = {"elsewhere": other and other.to_json(), "proven": proof and proof.day}
+        more["asleep"] = asleep.to_json()
         _print_json({**to_json(made, machine, speed, notes, chosen), **more})
         return
     from rich.console import Console
@@ -61,6 +69,7 @@ def plan(
     console.print(f"Weights: {weights.source}.", speed_line(speed, made, machine), style="dim")
     if made.placed:
         console.print(read_line(speed, made), style="dim")
+    console.print(asleep.text, style="dim", soft_wrap=True)
     if chosen:
         console.print("What kakera chose, what it gives and what it costs (estimates):")
         for cost in chosen:

@@ -14,6 +14,7 @@ from kakera.cli.options import (
     DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
     DEFAULT_PORT,
+    DEFAULT_SLEEP_LEVEL,
     LEVELS,
     AllowedHostOption,
     AnyNameOption,
@@ -24,6 +25,7 @@ from kakera.cli.options import (
     DrainOption,
     EventsOption,
     HostOption,
+    ImageUrlsOption,
     KeepAliveOption,
     KeyFileOption,
     KeyOption,
@@ -32,6 +34,8 @@ from kakera.cli.options import (
     NameOption,
     PortOption,
     ProveOption,
+    SleepAfterOption,
+    SleepLevelOption,
     ThreadsOption,
     with_memory_options,
 )
@@ -60,6 +64,8 @@ def serve(
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     drain_seconds: DrainOption = DEFAULT_DRAIN,
+    sleep_after: SleepAfterOption = None,
+    sleep_level: SleepLevelOption = DEFAULT_SLEEP_LEVEL,
     threads: ThreadsOption = None,
     record: Annotated[
         Path | None, typer.Option("--record", help="Write every step to FILE, for kakera replay.", metavar="FILE")
@@ -70,6 +76,7 @@ def serve(
     disk_cache: DiskOption = None,
     kv_events: EventsOption = None,
     drafts: DraftsOption = "auto",
+    image_urls: ImageUrlsOption = None,
     prove: ProveOption = False,
     stall_limit: Annotated[
         float | None, typer.Option("--stall-limit", min=2, hidden=True, help="Seconds without progress, then it ends.")
@@ -85,6 +92,7 @@ def serve(
     from kakera.cli.engine import (
         recipe_for,
         recording,
+        seeing,
         served_model,
         stall_limit_for,
         with_disk,
@@ -103,6 +111,8 @@ def serve(
     check_level(log_level)
     if record_prompts and record is None:
         raise UsageError("--record-prompts needs --record FILE")
+    if sleep_level != DEFAULT_SLEEP_LEVEL and sleep_after is None:
+        raise UsageError("--sleep-level needs --sleep-after SECONDS")
     keys = keys_of(api_key, api_key_file)
     names, origins = tuple(allowed_host or ()), tuple(cors_origin or ())
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
@@ -122,6 +132,7 @@ def serve(
         wait_for(claim.left, device_bytes_used, say)
     offered = served_model(found, aliases, any_name=any_name)
     recipe = recipe_for(found, wishes, say, threads)
+    offered = seeing(offered, found, recipe, say, image_urls)
     if record is not None:
         recipe = recording(recipe, record, found.name, record_prompts)
         say(f"recording to {record}: {'texts as they are' if record_prompts else 'random stand-ins for tokens'}")
@@ -139,6 +150,7 @@ def serve(
         notifier.send(f"STATUS=loading {name}")
         starting = asyncio.create_task(EngineClient.start(recipe, computes=not machine.target.has_cards))
         await asyncio.sleep(0)  # the engine's process loads while this one imports the web server, a second's work
+        from kakera.server.http.sleep import IdleSleep
         from kakera.server.run import serve as serve_engine
         from kakera.server.watchdog import attendant, first_token
 
@@ -168,6 +180,8 @@ def serve(
                 keep_alive_seconds=keep_alive,
                 attend=listening,
                 plan=recipe.plan,
+                idle_sleep=None if sleep_after is None else IdleSleep(sleep_after, sleep_level),
+                kv_events=recipe.kv_events,
             )
         finally:
             notifier.send("STOPPING=1")

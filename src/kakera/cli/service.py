@@ -16,6 +16,7 @@ from kakera.cli.options import (
     DEFAULT_KEEP_ALIVE,
     DEFAULT_LEVEL,
     DEFAULT_PORT,
+    DEFAULT_SLEEP_LEVEL,
     MEMORY_OPTIONS,
     AllowedHostOption,
     AnyNameOption,
@@ -26,6 +27,7 @@ from kakera.cli.options import (
     DrainOption,
     EventsOption,
     HostOption,
+    ImageUrlsOption,
     JsonOption,
     KeepAliveOption,
     KeyFileOption,
@@ -35,17 +37,20 @@ from kakera.cli.options import (
     NameOption,
     PortOption,
     ProveOption,
+    SleepAfterOption,
+    SleepLevelOption,
     ThreadsOption,
     with_memory_options,
 )
 from kakera.plan.plan import Wishes
+from kakera.target.allocator import VARIABLES
 
 if TYPE_CHECKING:
     from kakera.cli.model import Model
     from kakera.service.unit import Facts
 
 app = typer.Typer(help="Run the server as a systemd user service.", no_args_is_help=True)
-CARRIED = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "XDG_CACHE_HOME")  # a service has none of the shell's environment
+CARRIED = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "XDG_CACHE_HOME", *VARIABLES)  # a service has no shell's environment
 
 
 @app.command()
@@ -64,10 +69,13 @@ def install(
     log_level: LevelOption = DEFAULT_LEVEL,
     keep_alive: KeepAliveOption = DEFAULT_KEEP_ALIVE,
     drain_seconds: DrainOption = DEFAULT_DRAIN,
+    sleep_after: SleepAfterOption = None,
+    sleep_level: SleepLevelOption = DEFAULT_SLEEP_LEVEL,
     threads: ThreadsOption = None,
     disk_cache: DiskOption = None,
     kv_events: EventsOption = None,
     drafts: DraftsOption = "auto",
+    image_urls: ImageUrlsOption = None,
     prove: ProveOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")] = False,
     *,
@@ -98,7 +106,9 @@ def install(
         {"keep-alive": (keep_alive, DEFAULT_KEEP_ALIVE), "drain-seconds": (drain_seconds, DEFAULT_DRAIN)}
     )
     options += changed({"drafts": (drafts or "off", "auto")})
+    options += changed({"sleep-after": (sleep_after, None), "sleep-level": (sleep_level, DEFAULT_SLEEP_LEVEL)})
     options += changed({"threads": (threads, None), "disk-cache": (disk_cache, None), "kv-events": (kv_events, None)})
+    options += changed({"image-urls": (image_urls, None)})
     facts = facts_for(found, options, wishes, drain_seconds)
     text = unit_text(facts)
     if windows:

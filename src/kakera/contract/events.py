@@ -33,6 +33,7 @@ class Usage:
 
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+LATE_STEPS = "late_steps"  # the counter of times when several steps in a row took far longer than usual
 ENGINE_ERROR, INVALID_GRAMMAR = "engine_error", "invalid_grammar"  # codes of an error: whose fault it is
 
 
@@ -119,23 +120,40 @@ class RegionRead:
     seconds: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class SleepState:
+    """How deep an engine sleeps: 0 not at all, 1 with its weights in host memory, 2 without weights. `seconds` that
+    falling asleep or waking took; bytes in use on the device by anybody, 0 on a CPU, and bytes of host memory that the
+    sleep takes."""
+
+    level: int
+    seconds: float = 0.0
+    device_bytes: int = 0
+    host_bytes: int = 0
+
+
 @dataclass
 class EngineStats:
     """A snapshot of the engine for /metrics, /health, the page and the log. Numbers and ids only.
 
     `pages_free` counts every page that a request can have now; `pages_cached` of these hold a reusable prefix.
-    `paused` of the requests that run and wait do so for their readers. `at`: when the engine made it, by the clock that
-    all processes of a machine share.
+    `pages_lent` are given back to the card while other programs need its memory, and so many slots stay empty.
+    `paused` of the requests that run and wait do so for their readers, and `held_back` wait for lent pages. `asleep`:
+    as SleepState.level. `at`: when the engine made it, by the clock that all processes of a machine share.
     """
 
     running: int = 0
     waiting: int = 0
     paused: int = 0
+    held_back: int = 0
+    asleep: int = 0
     pages_free: int = 0
     pages_cached: int = 0
     pages_total: int = 0
+    pages_lent: int = 0
     slots_free: int = 0
     slots_total: int = 0
+    slots_lent: int = 0
     host_bytes_used: int = 0
     host_bytes_total: int = 0
     steps: int = 0  # that have finished
@@ -147,5 +165,11 @@ class EngineStats:
 
     @property
     def idle(self) -> bool:
-        """There is nothing to compute: whoever is left waits for its reader."""
-        return self.running + self.waiting == self.paused
+        """There is nothing to compute: whoever is left waits for its reader, for lent pages, or for the engine to be
+        woken."""
+        return self.asleep > 0 or self.running + self.waiting == self.paused + self.held_back
+
+    @property
+    def pages_used(self) -> int:
+        """By running requests."""
+        return self.pages_total - self.pages_lent - self.pages_free

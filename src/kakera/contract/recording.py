@@ -2,23 +2,34 @@
 
 A file is a header and then steps, each a msgpack message behind its length in four bytes. Token ids are other people's
 text. Unless prompts are asked for, each id is replaced by a random stand-in that is the same throughout the file and
-nowhere written down: which prefixes were shared, restored and continued stays true, what they said does not.
+nowhere written down: which prefixes were shared, restored and continued stays true, what they said does not. Images
+are black then, and have another name.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import struct
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from kakera.contract.request import Sampling
-from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
+from kakera.contract.step import (
+    Action,
+    EncodeImage,
+    ForgetImages,
+    RowResult,
+    SamplingInput,
+    Segment,
+    StepPlan,
+    StepResult,
+)
 from kakera.errors import UsageError
 
 VERSION = 1
@@ -76,8 +87,13 @@ class StandIns:
     _known: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._key = os.urandom(32)
         self._free = list(range(self.vocab))
         random.SystemRandom().shuffle(self._free)
+
+    def digest(self, digest: bytes) -> bytes:
+        """The same name for the same image, from which nobody can tell whether it is one that he knows."""
+        return hashlib.blake2b(digest, digest_size=len(digest), key=self._key).digest()
 
     def __call__(self, tokens: Iterable[int]) -> tuple[int, ...]:
         known = self._known
@@ -124,11 +140,27 @@ class Recorder:
         self._file.flush()  # whoever looks for a wrong answer may kill the server
 
 
-def _hide_plan(plan: StepPlan, hide: Callable[[Iterable[int]], tuple[int, ...]]) -> StepPlan:
-    def hidden(rows: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        return tuple(msgspec.structs.replace(row, tokens=hide(row.tokens)) for row in rows)
+def _hide_plan(plan: StepPlan, hide: StandIns) -> StepPlan:
+    def rows(found: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        return tuple(
+            msgspec.structs.replace(
+                row,
+                tokens=hide(row.tokens),
+                images=tuple(msgspec.structs.replace(part, digest=hide.digest(part.digest)) for part in row.images),
+            )
+            for row in found
+        )
 
-    return msgspec.structs.replace(plan, decode=hidden(plan.decode), prefill=hidden(plan.prefill))
+    def action(found: Action) -> Action:
+        match found:
+            case EncodeImage(digest):
+                return msgspec.structs.replace(found, digest=hide.digest(digest), pixels=b"")
+            case ForgetImages(digests):
+                return ForgetImages(tuple(map(hide.digest, digests)))
+        return found
+
+    before = tuple(map(action, plan.before))
+    return msgspec.structs.replace(plan, before=before, decode=rows(plan.decode), prefill=rows(plan.prefill))
 
 
 def _input(given: SamplingInput, hide: StandIns | None) -> Input:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-BoundaryKind = Literal["system", "message", "prompt"]
+from kakera.contract.images import ImageSpan
+
+BoundaryKind = Literal["system", "message", "image", "prompt"]
 NO_LIMIT = 2**31  # tokens: more than any context
 
 
@@ -78,7 +80,7 @@ class Boundary:
 class Request:
     """One choice of one completion. `salt` separates prefix caches that must not be shared; without `cache` it neither
     reads nor writes the prefix cache. Waiting requests of different `client`s take turns. `background`: it gives way to
-    all that are not.
+    all that are not. `images`: in the order of the prompt, whose tokens at their places say nothing.
 
     Long prompts should come `packed`.
     """
@@ -91,6 +93,7 @@ class Request:
     cache: bool = True
     client: str = ""  # whose it is, as a name that says nothing; "" is nobody's
     background: bool = False
+    images: tuple[ImageSpan, ...] = ()
 
 
 def packed(tokens: Iterable[int]) -> array[int]:

@@ -68,6 +68,13 @@ class PromotePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
     pairs: tuple[tuple[int, int], ...]
 
 
+class MovePages(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Copy device pages to other device pages, all layers; pairs of (from, to), no page in two of them. The first are
+    free then; slots whose tables name them get the new entries by the next plan that has a row of theirs."""
+
+    pairs: tuple[tuple[int, int], ...]
+
+
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Forget records of the host store."""
 
@@ -104,8 +111,35 @@ class ReadRecords(msgspec.Struct, frozen=True, array_like=True, tag=True):
     records: tuple[DiskRecord, ...]
 
 
+class EncodeImage(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Compute the embeddings of an image of `rows` x `columns` tokens, and keep them under its digest. What goes wrong
+    fails the rows that name it, and nobody else. `pixels`: RGB bytes; none: all black (a recording without prompts)."""
+
+    digest: bytes
+    rows: int
+    columns: int
+    pixels: bytes
+
+
+class ForgetImages(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Forget embeddings of images."""
+
+    digests: tuple[bytes, ...]
+
+
 Action = (
-    ResetSlot | RestoreCheckpoint | SaveSlot | SaveSink | DemotePages | PromotePages | Drop | WriteRecords | ReadRecords
+    ResetSlot
+    | RestoreCheckpoint
+    | SaveSlot
+    | SaveSink
+    | DemotePages
+    | PromotePages
+    | MovePages
+    | Drop
+    | WriteRecords
+    | ReadRecords
+    | EncodeImage
+    | ForgetImages
 )
 
 
@@ -114,6 +148,15 @@ class SavePoint(msgspec.Struct, frozen=True, array_like=True):
 
     position: int
     checkpoint: int
+
+
+class ImageRows(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens row .. row + count - 1 of a segment are the tokens first .. of an image: its embeddings stand for them."""
+
+    digest: bytes
+    row: int
+    first: int
+    count: int
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
@@ -127,8 +170,10 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     them: as many together as `end` needs. A request that gets a slot brings them all, so `known_pages` is 0 then.
 
     Logits are wanted of the last `sampled` tokens, behind each of which the next one is chosen, and of the first
-    `scored`, whose successors are known (echo). `positions`: rope positions of the tokens; () = those of the cache.
-    `propose`: the most tokens that the model's draft layer is to guess behind what a decode row yields.
+    `scored`, whose successors are known (echo). `positions`: rope positions of the tokens, one or three of each
+    (`contract/images.py`); () = those of the cache. `images`: which of the tokens are images, of embeddings that are
+    kept by then. `propose`: the most tokens that the model's draft layer is
+    to guess behind what a decode row yields.
     """
 
     request_id: str
@@ -140,7 +185,8 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     sampled: int = 0
     scored: int = 0
     saves: tuple[SavePoint, ...] = ()
-    positions: tuple[int, ...] = ()
+    positions: tuple[tuple[int, ...], ...] = ()
+    images: tuple[ImageRows, ...] = ()
     propose: int = 0
 
     @property
@@ -158,8 +204,21 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
         return pages_for(self.end)
 
     @property
-    def rope_positions(self) -> Sequence[int]:
-        return self.positions or range(self.start, self.end)
+    def rope_axes(self) -> Sequence[Sequence[int]]:
+        """One position a token, or three."""
+        return self.positions or (range(self.start, self.end),)
+
+    def cut(self, tokens: int) -> Segment:
+        """Its first tokens, and what they need; of those nothing is wanted."""
+        images = tuple(
+            msgspec.structs.replace(part, count=min(part.count, tokens - part.row))
+            for part in self.images
+            if part.row < tokens
+        )
+        positions = tuple(axis[:tokens] for axis in self.positions)
+        return msgspec.structs.replace(
+            self, tokens=self.tokens[:tokens], positions=positions, images=images, sampled=0, scored=0, saves=()
+        )
 
 
 class StepPlan(msgspec.Struct, frozen=True, array_like=True):

@@ -68,6 +68,7 @@ class DiskLog:
         self._segments: dict[int, _Held] = {}  # the oldest first; the last one may be open
         self._open: Segment | None = None
         self.bytes = 0  # of the home when it was last looked at, and what was written since
+        self.written = 0  # bytes of records, also of those that were written again
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_manifest(self.path, key)
@@ -204,6 +205,7 @@ class DiskLog:
     def _append(self, head: Head, parts: Sequence[memoryview]) -> None:
         assert self._open is not None
         offset = self._open.append(head, parts)
+        self.written += head.size
         with self._mutex:
             self._point(head, Place(next(reversed(self._segments)), offset, head.length))
 

@@ -103,7 +103,12 @@ class DiskTier:
     def counted(self) -> dict[str, float]:
         """Counters, and what is there now."""
         with self._mutex:
-            return {**self.counters, "disk_bytes": self.log.bytes, "disk_records": len(self.log)}
+            there = {
+                "disk_bytes": self.log.bytes,
+                "disk_records": len(self.log),
+                "disk_written_bytes": self.log.written,
+            }
+            return {**self.counters, **there}
 
     def has(self, kind: Kind, key: bytes) -> bool:
         return self.log.find(kind, key) is not None
@@ -221,7 +226,6 @@ class DiskTier:
         if not self.log.append(head, draft.parts):
             return False
         with self._mutex:
-            self.counters["disk_written_bytes"] += head.size
             self.counters[f"disk_written: {draft.kind.name.lower()}"] += 1
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections import Counter
@@ -39,12 +40,15 @@ def load_cases(
     seed: int = 0,
     max_prompt_tokens: int | None = None,
 ) -> list[Case]:
-    """The cases of a suite, at most `limit` of them: a sample drawn by `seed`, in the order of the file.
+    """The cases of a suite, at most `limit` of them: a sample drawn by `seed`, in the order of the file. Images that
+    they name as files lie beside it, and become data URLs.
 
     `max_prompt_tokens` leaves out cases whose `prompt_tokens` say that they are longer. Raises UsageError if a case
     lacks a key or nothing is left.
     """
     source = path or shipped(f"{suite}.jsonl")
+    if path is None and not source.is_file():
+        raise UsageError(f"no suite of the kind {suite} is shipped: name one with --data FILE")
     cases = load_lines(source)
     for number, case in enumerate(cases, 1):
         if missing := [key for key in ("id", "kind", "messages", "score") if key not in case]:
@@ -60,12 +64,32 @@ def load_cases(
         cases = [cases[i] for i in keep]
     if not cases:
         raise UsageError(f"{source}: no case is left to run; raise --limit or --max-prompt-tokens")
-    return cases
+    return [{**case, "messages": [_with_files(m, source.parent) for m in case["messages"]]} for case in cases]
+
+
+def _with_files(message: Case, directory: Path) -> Case:
+    """Images of a message as data URLs. Raises UsageError for a file that can not be read."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [_with_file(part, directory) if part.get("type") == "image_url" else part for part in content]
+    return {**message, "content": parts}
+
+
+def _with_file(part: Case, directory: Path) -> Case:
+    url = part["image_url"]["url"]
+    if url.startswith("data:"):
+        return part
+    try:
+        data = base64.b64encode((directory / url).read_bytes()).decode()
+    except OSError as error:
+        raise UsageError(f"can not read {directory / url}: {error.strerror}") from None
+    return {**part, "image_url": {"url": f"data:;base64,{data}"}}
 
 
 def load_baseline(path: Path) -> dict[str, Case]:
-    """Answers by case id: lines with `id`, `answer` and `ok`."""
-    return {row["id"]: row for row in load_lines(path)}
+    """Answers by case id: lines with `id`, `answer` and `ok` (`right` in suites of images)."""
+    return {row["id"]: {"ok": row.get("right"), **row} for row in load_lines(path)}
 
 
 def load_documents(path: Path | None) -> list[str]:

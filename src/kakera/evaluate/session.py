@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from kakera.arch.registry import load_spec
-from kakera.chat.template import ChatTemplate
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.evaluate.forced import Forced
@@ -17,25 +15,39 @@ from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
-from kakera.run.build import build_engine, check_cards
+from kakera.run.build import check_cards
 from kakera.run.engine import LocalEngine
+from kakera.run.ranks import engine as ranks
+from kakera.server.model import ServedModel
 from kakera.target.as_torch import DTYPES
-from kakera.text.tokenizer import Tokenizer
 
 
 def open_engine(directory: Path, wishes: Wishes, *, escha_bias: bool = False) -> LocalEngine:
     """An engine in this process, planned as for serving."""
-    return build_engine(directory, plan_for(directory, wishes), escha_bias=escha_bias)
+    return ranks.open_engine(directory, plan_for(directory, wishes), escha_bias=escha_bias)
 
 
 def open_reader(directory: Path) -> Reader:
     """What turns messages into prompts and tokens into answers. Raises UsageError for a base model."""
-    tokenizer = Tokenizer.load(directory)
-    ends = load_spec(directory).eos
-    template = ChatTemplate.load(directory, tokenizer, ends)
-    if template is None:
+    return _reader(ServedModel.load(directory, directory.name), directory)
+
+
+def open_seeing_reader(directory: Path, wishes: Wishes) -> Reader:
+    """The same, of prompts with images, for the engine that these wishes make. Raises UsageError for a model that sees
+    none."""
+    plan = plan_for(directory, wishes)
+    if plan.vision is None or plan.spec.vision is None:
+        raise UsageError(f"{directory} reads no images: kakera info tells whether it holds a vision tower")
+    tower = Path(plan.vision_tower or directory)
+    model = ServedModel.load(directory, directory.name)
+    return _reader(model.seeing(plan.spec.vision, tower, plan.image_tokens), directory)
+
+
+def _reader(model: ServedModel, directory: Path) -> Reader:
+    if model.template is None:
         raise UsageError(f"{directory} has no chat template: it is a base model, only ppl and kld can measure it")
-    return Reader(tokenizer, template, ends)
+    sight = None if model.images is None else model.images.look
+    return Reader(model.tokenizer, model.template, model.eos, sight)
 
 
 def open_forced(

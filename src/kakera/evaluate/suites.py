@@ -6,10 +6,11 @@ Greedy, thinking off, as the suites mean it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kakera.chat.images import Sight
 from kakera.chat.template import ChatTemplate
 from kakera.chat.tools import CallDelta, ToolCallParser
 from kakera.contract.events import Event, Finished
@@ -19,18 +20,21 @@ from kakera.evaluate.scoring import Call, score
 from kakera.evaluate.tables import Answer
 from kakera.run.engine import LocalEngine
 from kakera.run.generate import Completion, generate
+from kakera.schedule.limits import pixel_bytes
 from kakera.text.tokenizer import Tokenizer
 
-NEW_TOKENS = {"retrieval": 40, "tools": 200, "json": 200}  # enough for every right answer of the shipped suites
+# enough for every right answer of the suites
+NEW_TOKENS = {"retrieval": 40, "tools": 200, "json": 200, "vision": 48}
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What turns cases into prompts and tokens into answers."""
+    """What turns cases into prompts and tokens into answers; `sight`: that of a model which reads images."""
 
     tokenizer: Tokenizer
     template: ChatTemplate
     stop_tokens: tuple[int, ...]
+    sight: Sight | None = None
 
 
 def run_suite(
@@ -52,12 +56,28 @@ def run_suite(
         if isinstance(event, Finished):
             on_done()
 
-    completions = generate(engine, requests, tell)
+    completions: dict[str, Completion] = {}
+    for group in _groups(requests, engine.scheduler.limits.pixel_bytes):
+        completions |= generate(engine, group, tell)
     lengths = {request.id: len(request.tokens) for request in requests}
     for case in cases:
         if completion := completions.get(case["id"]):
             outcome[case["id"]] = _judge(case, completion, lengths[case["id"]], reader.tokenizer)
     return [outcome[case["id"]] for case in cases]
+
+
+def _groups(requests: Sequence[Request], most: int) -> Iterator[list[Request]]:
+    """All at once, unless their images have more bytes of pixels than may wait."""
+    group: list[Request] = []
+    held = 0
+    for request in requests:
+        own = pixel_bytes(request)
+        if group and held + own > most:
+            yield group
+            group, held = [], 0
+        group.append(request)
+        held += own
+    yield group
 
 
 def split_calls(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[Call]]:
@@ -78,9 +98,10 @@ def split_calls(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str, list[C
 
 
 def _request(case: Case, new_tokens: int, reader: Reader) -> Request:
-    prompt = reader.template.prompt(case["messages"], case.get("tools"), {"enable_thinking": False})
+    tools, variables = case.get("tools"), {"enable_thinking": False}
+    prompt = reader.template.prompt(case["messages"], tools, variables, sight=reader.sight)
     sampling = Sampling(max_tokens=new_tokens, seed=0, temperature=0.0, stop_token_ids=reader.stop_tokens)
-    return Request(case["id"], prompt.tokens, sampling, prompt.boundaries)
+    return Request(case["id"], prompt.tokens, sampling, prompt.boundaries, images=prompt.images)
 
 
 def _judge(case: Case, completion: Completion, prompt_tokens: int, tokenizer: Tokenizer) -> Answer:

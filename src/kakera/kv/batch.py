@@ -132,15 +132,17 @@ class SingleTokens:
 
 @dataclass(frozen=True)
 class Batch:
-    """Decode spans first, then prefill spans. `positions_T` are rope positions, apart from cache positions. `singles`
-    says the same as `decode`, and nothing reads the positions, slots and pages of `decode` then."""
+    """Decode spans first, then prefill spans. `positions_T` are rope positions, apart from cache positions: one of each
+    token, or time, row and column. `singles` says the same as `decode`, and nothing reads the positions, slots and
+    pages of `decode` then. `images`: embeddings [N, H] that stand for the N tokens from a row of the flat batch on."""
 
     tokens_T: Tensor  # int64
-    positions_T: Tensor  # int64
+    positions_T: Tensor  # int64 [T] or [3, T]
     decode: tuple[Span, ...]
     prefill: tuple[Span, ...]
     logit_rows: Tensor  # int64: rows of the flat batch whose logits are wanted
     singles: SingleTokens | None = None
+    images: tuple[tuple[int, Tensor], ...] = ()
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -9,6 +9,7 @@ import torch
 from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import AttentionBackend
 from kakera.kv.plain.backend import PlainAttention
+from kakera.kv.pool import MakeMapper, PagePool
 from kakera.kv.rotation import Rotation
 from kakera.kv.store import DenseStore, Int2Store, KvBytes, create_store, storage_bytes
 from kakera.plan.kv_format import KvFormat
@@ -35,11 +36,13 @@ class KVCache:
         device: torch.device | str = "cpu",
         chunk: int = LONGEST_SPAN,
         dtype: torch.dtype = torch.bfloat16,
+        mapper: MakeMapper | None = None,
     ):
         """`rotation` None: Hadamard for int2. Of a GPU's kernels `chunk`: tokens of the longest prefill span, which
-        their scratch is for, and `dtype`: of the model's activations. Raises UsageError for a format and
-        CheckpointError for a rotation that this model can not use."""
-        self.store = create_store(spec, fmt, pages, slots, rotation, torch.device(device))
+        their scratch is for, and `dtype`: of the model's activations. `mapper`: see PagePool. Raises UsageError for a
+        format and CheckpointError for a rotation that this model can not use."""
+        pool = PagePool(pages, torch.device(device), mapper)
+        self.store = create_store(spec, fmt, pool, slots, rotation)
         self.backend = _backend(spec, fmt, self.store, slots, chunk, dtype)
 
     def bytes(self) -> KvBytes:

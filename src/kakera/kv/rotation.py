@@ -69,6 +69,11 @@ class Frame:
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.centre_LKD,) if self.rotation_LKDD is None else (self.rotation_LKDD, self.centre_LKD)
 
+    def of_heads(self, heads: slice) -> Frame:
+        """What a rank that has these KV heads needs."""
+        rotation_LKDD = None if self.rotation_LKDD is None else self.rotation_LKDD[:, heads].contiguous()
+        return Frame(rotation_LKDD, self.centre_LKD[:, heads].contiguous())
+
     def to(self, device: torch.device | str) -> Frame:
         rotation_LKDD = None if self.rotation_LKDD is None else self.rotation_LKDD.to(device)
         return Frame(rotation_LKDD, self.centre_LKD.to(device))
@@ -102,6 +107,11 @@ class Rotation:
             rotation_LKDD, found = frame.rotation_LKDD, tuple(frame.centre_LKD.shape)
             if found != shape or (rotation_LKDD is not None and rotation_LKDD.shape != (*shape, spec.head_dim)):
                 raise CheckpointError(f"the rotation is for {found} layers, KV heads and dims; this model has {shape}")
+
+    def of_rank(self, spec: ModelSpec, rank: int, ranks: int) -> Rotation:
+        """Of the KV heads that a rank of `spec`, the whole model, holds. Files are of the whole model."""
+        (heads,) = next(state for state in spec.states if state.dtype == "codec").shard.parts(rank, ranks)
+        return Rotation(self.k.of_heads(slice(*heads)), self.v.of_heads(slice(*heads)), self.graded)
 
     def to(self, device: torch.device | str) -> Rotation:
         return Rotation(self.k.to(device), self.v.to(device), self.graded)

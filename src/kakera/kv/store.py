@@ -18,6 +18,7 @@ from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.kv.batch import CheckpointTensors
 from kakera.kv.codec import WINDOW_DTYPE
+from kakera.kv.pool import PagePool
 from kakera.kv.recent import RecentStore
 from kakera.kv.rotation import Rotation
 from kakera.plan.kv_format import KvFormat
@@ -40,6 +41,7 @@ class KvStore(ABC):
     """Pages of 64 tokens, all full-attention layers. What a slot holds beside them is a matter of its kind: windows and
     sinks of a kind without them are nothing, and saving or loading them does nothing."""
 
+    pool: PagePool  # the memory of `page_tensors`
     dtype: torch.dtype  # keys and values are rounded to it before they are stored
     window_pages: int = 0  # R; 0: pages are exact
 
@@ -85,10 +87,10 @@ class KvStore(ABC):
 class DenseStore(KvStore):
     """Float32 or bfloat16 keys and values in the model's own frame: kv_LP2KND [L, P, 2 (K, V), kv_heads, 64, D]."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, pages: int, device: torch.device):
-        self.dtype = dtype
-        shape = (spec.kv_layers, pages, 2, spec.kv_heads, PAGE, spec.head_dim)
-        self.kv_LP2KND = torch.empty(shape, dtype=dtype, device=device)
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, pool: PagePool):
+        self.dtype, self.pool = dtype, pool
+        shape = (spec.kv_layers, pool.pages, 2, spec.kv_heads, PAGE, spec.head_dim)
+        self.kv_LP2KND = pool.empty(shape, dtype)
 
     def page_tensors(self) -> tuple[Tensor, ...]:
         return (self.kv_LP2KND,)
@@ -107,16 +109,14 @@ class Int2Store(KvStore):
 
     dtype = WINDOW_DTYPE
 
-    def __init__(
-        self, spec: ModelSpec, fmt: KvFormat, pages: int, slots: int, rotation: Rotation, device: torch.device
-    ):
+    def __init__(self, spec: ModelSpec, fmt: KvFormat, pool: PagePool, slots: int, rotation: Rotation):
         layers, heads, dim = spec.kv_layers, spec.kv_heads, spec.head_dim
-        self.group, self.window_pages = fmt.group, fmt.window_pages
-        page = (layers, pages, 2, heads)
-        self.codes = torch.empty((*page, PAGE, dim // 4), dtype=torch.uint8, device=device)
-        self.parameters = torch.empty((*page, 2, dim // fmt.group, PAGE), dtype=torch.float16, device=device)
-        self.recent = RecentStore(spec, fmt, slots, device)
-        self.rotation = rotation.to(device)
+        self.group, self.window_pages, self.pool = fmt.group, fmt.window_pages, pool
+        page = (layers, pool.pages, 2, heads)
+        self.codes = pool.empty((*page, PAGE, dim // 4), torch.uint8)
+        self.parameters = pool.empty((*page, 2, dim // fmt.group, PAGE), torch.float16)
+        self.recent = RecentStore(spec, fmt, slots, pool.device)
+        self.rotation = rotation.to(pool.device)
         self.centres_L2KD = torch.stack((self.rotation.k.centre_LKD, self.rotation.v.centre_LKD), 1)
 
     def page_tensors(self) -> tuple[Tensor, ...]:
@@ -145,7 +145,7 @@ class Int2Store(KvStore):
 
 
 def create_store(
-    spec: ModelSpec, fmt: KvFormat, pages: int, slots: int, rotation: Rotation | None, device: torch.device
+    spec: ModelSpec, fmt: KvFormat, pool: PagePool, slots: int, rotation: Rotation | None
 ) -> DenseStore | Int2Store:
     """`rotation` None: Hadamard for int2. Raises UsageError for a format and CheckpointError for a rotation that this
     model can not use."""
@@ -153,12 +153,12 @@ def create_store(
     if not fmt.windowed:
         if rotation is not None:
             raise UsageError(f"--rotation: the {fmt.codec} cache is exact and takes no rotation; use --kv int2")
-        return DenseStore(spec, DENSE_DTYPES[fmt.codec], pages, device)
+        return DenseStore(spec, DENSE_DTYPES[fmt.codec], pool)
     rotation = rotation or Rotation.hadamard(spec)
     if rotation.graded and fmt.group * 2 != spec.head_dim:
         raise UsageError(f"--rotation: a graded rotation needs --kv-group {spec.head_dim // 2}, not {fmt.group}")
     rotation.check(spec)
-    return Int2Store(spec, fmt, pages, slots, rotation, device)
+    return Int2Store(spec, fmt, pool, slots, rotation)
 
 
 def pages_to_rows(kv_P2KND: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kakera.ops.dense import linear_into
+from kakera.ops.exchange import Exchange
 from kakera.ops.linear import Weight, linear, pack
 
 
@@ -48,6 +49,30 @@ class Embedding:
     @property
     def dtype(self) -> torch.dtype:
         return self.rows_VH.dtype
+
+
+@dataclass(frozen=True)
+class SharedEmbedding:
+    """A table of which every rank holds the rows of its `ids`: a rank has nothing to say of the others' tokens, and the
+    sum over all ranks is exact."""
+
+    table: EmbeddingMap
+    ids: range
+    exchange: Exchange
+
+    def __call__(self, tokens_T: Tensor) -> Tensor:
+        own_T = tokens_T - self.ids.start
+        foreign_T = (own_T < 0) | (own_T >= len(self.ids))
+        rows_TH = self.table(own_T.clamp(0, len(self.ids) - 1))
+        return self.exchange.total(rows_TH.masked_fill(foreign_T[:, None], 0))
+
+    @property
+    def device(self) -> torch.device:
+        return self.table.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.table.dtype
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
+from kakera.arch.shard import vocabulary
 from kakera.arch.spec import Draft, Layer, ModelSpec
 from kakera.errors import CheckpointError
 from kakera.model.kinds import KINDS
+from kakera.model.linear import SharedEmbedding
 from kakera.model.loader import Loader
 from kakera.model.reader import LinearReader
 from kakera.model.residual import RULES, Rule
 from kakera.model.weights import LayerWeights, ModelWeights, MtpWeights, SiteWeights
+from kakera.ops.exchange import ALONE, Exchange
 from kakera.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -27,23 +30,27 @@ def load_weights(
     *,
     draft: bool = False,
     embedding_on_host: bool = False,
+    exchange: Exchange = ALONE,
 ) -> ModelWeights:
     """Read and decode every tensor of the text model; of its draft layer only on request, since serving has no use
-    for it. `embedding_on_host`: of a GPU, its rows stay in host memory, where a kernel reads them.
+    for it. `embedding_on_host`: of a GPU, its rows stay in host memory, where a kernel reads them. `exchange`: of the
+    rank whose checkpoint it is.
 
     Raises CheckpointError naming what is missing or not expected (before anything is read), misshaped or damaged, or
     what kakera has no code for.
     """
-    spec = checkpoint.spec
+    spec, own = checkpoint.spec, checkpoint.own
     check_computable(spec)
-    drafts = spec.draft if draft and spec.draft and checkpoint.has(spec.draft.tensors[-1].name) else None
+    drafts = own.draft if draft and own.draft and checkpoint.has(own.draft.tensors[-1].name) else None
     tensors = spec.tensors(drafts is not None)
     checkpoint.check_complete(tensors)
     linears = LinearReader.of(checkpoint, tensors, dtype, device)
     layers = _Layers(Loader(checkpoint, tensors, device, linears), RULES[spec.residual.kind])
     embedding, head = linears.embedding_and_head(embedding_on_host)
+    if exchange.ranks > 1:
+        embedding = SharedEmbedding(embedding, vocabulary(spec, exchange.ranks)[exchange.rank], exchange)
     loaded = []
-    for done, layer in enumerate(spec.layers, 1):
+    for done, layer in enumerate(own.layers, 1):
         loaded.append(layers.load(layer))
         if progress is not None:
             progress(done, len(spec.layers))

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kakera.arch.shard import vocabulary
 from kakera.arch.spec import ModelSpec
 from kakera.kv.backend import Attention
 from kakera.kv.batch import Batch, Kept
@@ -15,22 +16,33 @@ from kakera.model.load import Progress, load_weights
 from kakera.model.stack import Stack
 from kakera.model.state import StatePool
 from kakera.model.weights import ModelWeights
+from kakera.ops.exchange import ALONE, Exchange
 from kakera.weights.checkpoint import Checkpoint
 
 
 class HybridModel:
-    def __init__(self, spec: ModelSpec, weights: ModelWeights):
+    """A model, or a rank's share of one: then `spec` and `weights` are of what the rank holds, hidden states are those
+    of the whole model, with the same bits on every rank, and all ranks run the same passes in the same order.
+
+    `vocab`: tokens of each rank's part of the head.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, exchange: Exchange = ALONE, vocab: Sequence[int] | None = None
+    ):
         self.spec = spec
         self.weights = weights
+        self.exchange = exchange
+        self._vocab = vocab or (spec.vocab,)
         table, mtp = weights.embedding, weights.mtp
-        self._layers = Stack(spec, weights.layers, weights.finish, table.device, table.dtype)
-        self.draft = Stack(spec, mtp.layers, mtp.finish, table.device, table.dtype) if mtp else None
+        self._layers = Stack(spec, weights.layers, weights.finish, table.device, table.dtype, exchange)
+        self.draft = Stack(spec, mtp.layers, mtp.finish, table.device, table.dtype, exchange) if mtp else None
 
     @property
     def capturable(self) -> bool:
         """Whether a CUDA graph can capture a pass of decode rows, as far as the model goes: plain operations ask the
         host here and there."""
-        return self._layers.capturable
+        return self._layers.capturable and self.exchange.capturable
 
     @staticmethod
     def load(
@@ -42,16 +54,22 @@ class HybridModel:
         escha_bias: bool = False,
         draft: bool = False,
         embedding_on_host: bool = False,
+        exchange: Exchange = ALONE,
+        spec: ModelSpec | None = None,
     ) -> HybridModel:
         """Read a model directory; `escha_bias` as in `Checkpoint.open`, `draft`: its draft layer too, if it has one,
-        `embedding_on_host` as in `load_weights`. Raises CheckpointError."""
-        checkpoint, device = Checkpoint.open(path, escha_bias=escha_bias), torch.device(device)
-        weights = load_weights(checkpoint, dtype, device, progress, draft=draft, embedding_on_host=embedding_on_host)
-        return HybridModel(checkpoint.spec, weights)
+        `embedding_on_host` as in `load_weights`; `exchange`: of the rank whose share it is; `spec`: that share's
+        declaration, with a tower from elsewhere. Raises CheckpointError."""
+        rank, ranks, device = exchange.rank, exchange.ranks, torch.device(device)
+        checkpoint = Checkpoint.open(path, escha_bias=escha_bias, rank=rank, ranks=ranks)
+        options = {"draft": draft, "embedding_on_host": embedding_on_host}
+        weights = load_weights(checkpoint, dtype, device, progress, **options, exchange=exchange)
+        vocab = [len(ids) for ids in vocabulary(checkpoint.spec, ranks)]
+        return HybridModel(spec or checkpoint.own, weights, exchange, vocab)
 
     @torch.inference_mode()
     def forward(self, batch: Batch, attention: Attention, states: StatePool) -> Tensor:
-        """Run the batch and return float32 logits [R, vocabulary] of `batch.logit_rows`."""
+        """Run the batch and return float32 logits [R, vocabulary] of `batch.logit_rows`, as `logits` has them."""
         return self.logits(self.hidden(batch, attention, states)[batch.logit_rows])
 
     @torch.inference_mode()
@@ -61,7 +79,10 @@ class HybridModel:
         On a CPU the values of prefill rows have the same bits whatever else is in the batch and wherever the prompt
         was cut (at multiples of 64).
         """
-        hidden_TH = self._layers.run(self.weights.embedding(batch.tokens_T), batch, attention, states)
+        x_TH = self.weights.embedding(batch.tokens_T)
+        for row, embeds_NH in batch.images:
+            x_TH[row : row + len(embeds_NH)] = embeds_NH.to(x_TH)
+        hidden_TH = self._layers.run(x_TH, batch, attention, states)
         _save_hidden(batch, hidden_TH)
         return hidden_TH
 
@@ -72,8 +93,10 @@ class HybridModel:
 
     @torch.inference_mode()
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """The head over post-norm hidden states: float32 [R, vocabulary], vocabulary contiguous."""
-        return self.weights.head(hidden_RH, decode_tokens=len(hidden_RH)).float().contiguous()
+        """The head over post-norm hidden states: float32 [R, vocabulary], vocabulary contiguous; of the whole
+        vocabulary on rank 0, which chooses tokens, and of none of it, [R, 0], on the others."""
+        part_RV = self.weights.head(hidden_RH, decode_tokens=len(hidden_RH))
+        return self.exchange.gather(part_RV, self._vocab).float().contiguous()
 
 
 def _save_hidden(batch: Batch, hidden_TH: Tensor) -> None:

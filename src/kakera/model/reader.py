@@ -34,8 +34,8 @@ Tensors = Mapping[str, Declared]  # by canonical name
 
 @dataclass(frozen=True)
 class LinearReader:
-    checkpoint: Checkpoint
-    tensors: Tensors
+    checkpoint: Checkpoint  # of a rank: all that is read are its parts
+    tensors: Tensors  # of the whole model
     dtype: torch.dtype
     device: torch.device
     kernels: bool  # False: decode everything
@@ -45,8 +45,9 @@ class LinearReader:
     def of(checkpoint: Checkpoint, tensors: Tensors, dtype: torch.dtype, device: torch.device) -> LinearReader:
         kernels = keeps_codes(target_of(device), name_of(dtype))
         modules = [t for t in tensors.values() if t.role == "linear" and checkpoint.has(t.name)] if kernels else []
-        coded = [(t.shape[0], t.shape[1]) for t in modules if checkpoint.kind(t.name) in TRELLIS]
-        scratch = TrellisScratch.allocate(coded, decoded_bytes(checkpoint.spec), device) if coded else None
+        shapes = [checkpoint.shape(t.name) for t in modules if checkpoint.kind(t.name) in TRELLIS]
+        coded = [(outputs, inputs) for outputs, inputs in shapes]
+        scratch = TrellisScratch.allocate(coded, decoded_bytes(checkpoint.own), device) if coded else None
         return LinearReader(checkpoint, tensors, dtype, device, kernels, scratch)
 
     def projection(self, names: Sequence[str], tail: Sequence[str] = ()) -> LinearMap:
@@ -117,8 +118,8 @@ class LinearReader:
     def _int8(self, name: str) -> tuple[Tensor, Tensor] | None:
         if not self.kernels or self._biases([name]) != [None]:
             return None
-        rows, columns = self.tensors[name].shape
-        if rows % ROW_STEP or columns % COLUMN_STEP:  # decoded instead
+        own, (rows, columns) = self.checkpoint.shape(name), self.tensors[name].shape
+        if own[0] % ROW_STEP or columns % COLUMN_STEP:  # decoded instead
             return None
         return self.checkpoint.int8_rows(name, rows, columns, self.device)
 

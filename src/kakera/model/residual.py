@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kakera.model.loader import Loader
-from kakera.ops.fused import add_rms_norm
+from kakera.ops.exchange import Exchange
 from kakera.ops.norm import rms_norm
 
 
@@ -36,8 +36,8 @@ class Rule(Protocol):
 
     def load(self, loader: Loader, name: str) -> Tensor: ...
 
-    def begin(self, x_TH: Tensor, reads: Sequence[Tensor], finish: Tensor, eps: float) -> Stream:
-        """From embeddings [T, H]."""
+    def begin(self, x_TH: Tensor, reads: Sequence[Tensor], finish: Tensor, eps: float, exchange: Exchange) -> Stream:
+        """From embeddings [T, H]. What a block gives is a rank's part of a sum, and every rank has the same stream."""
         ...
 
 
@@ -47,22 +47,22 @@ class AddNorm:
     def load(self, loader: Loader, name: str) -> Tensor:
         return loader.norm(name)
 
-    def begin(self, x_TH: Tensor, reads: Sequence[Tensor], finish: Tensor, eps: float) -> Stream:
-        return _Normed(x_TH, (*reads, finish), eps)
+    def begin(self, x_TH: Tensor, reads: Sequence[Tensor], finish: Tensor, eps: float, exchange: Exchange) -> Stream:
+        return _Normed(x_TH, (*reads, finish), eps, exchange)
 
 
 class _Normed:
-    """Each sum has the norm of the next read beside it, which on a GPU is one launch."""
+    """Each sum has the norm of the next read beside it, and the sum over ranks inside, which on a GPU is one launch."""
 
-    def __init__(self, x_TH: Tensor, scales: Sequence[Tensor], eps: float):
-        self._x_TH, self._scales, self._eps = x_TH, iter(scales), eps
+    def __init__(self, x_TH: Tensor, scales: Sequence[Tensor], eps: float, exchange: Exchange):
+        self._x_TH, self._scales, self._eps, self._exchange = x_TH, iter(scales), eps, exchange
         self._added_TH: Tensor | None = None
 
     def read(self) -> Tensor:
         scale_H = next(self._scales)
         if self._added_TH is None:
             return rms_norm(self._x_TH, scale_H, self._eps)
-        self._x_TH, normed_TH = add_rms_norm(self._x_TH, self._added_TH, scale_H, self._eps)
+        self._x_TH, normed_TH = self._exchange.add_norm(self._x_TH, self._added_TH, scale_H, self._eps)
         self._added_TH = None
         return normed_TH
 

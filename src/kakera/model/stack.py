@@ -14,10 +14,11 @@ from kakera.model.kinds import KINDS
 from kakera.model.residual import RULES
 from kakera.model.state import StatePool
 from kakera.model.weights import LayerWeights, SiteWeights
+from kakera.ops.exchange import Exchange
 
 
 class Stack:
-    """`finish`: what the residual rule ends with."""
+    """`spec`: of what this rank holds; `finish`: what the residual rule ends with."""
 
     def __init__(
         self,
@@ -26,6 +27,7 @@ class Stack:
         finish: Tensor,
         device: torch.device,
         dtype: torch.dtype,
+        exchange: Exchange,
     ):
         sites = [site for layer in layers for site in layer]
         of_kind: dict[str, list[SiteWeights]] = {}
@@ -39,7 +41,7 @@ class Stack:
             for kind, alike in of_kind.items()
         }
         self._rule, self._eps = RULES[spec.residual.kind], spec.rms_eps
-        self._reads, self._finish = tuple(site.read for site in sites), finish
+        self._reads, self._finish, self._exchange = tuple(site.read for site in sites), finish, exchange
 
     @property
     def capturable(self) -> bool:
@@ -50,7 +52,7 @@ class Stack:
     def run(self, x_TH: Tensor, batch: Batch, attention: Attention, states: StatePool) -> Tensor:
         """Embeddings [T, H] through all layers and the finish."""
         passes = {kind: blocks.plan(batch, attention, states) for kind, blocks in self._blocks.items()}
-        stream = self._rule.begin(x_TH, self._reads, self._finish, self._eps)
+        stream = self._rule.begin(x_TH, self._reads, self._finish, self._eps, self._exchange)
         for kind, number in self._order:
             stream.write(passes[kind].run(number, stream.read()))
         return stream.finish()

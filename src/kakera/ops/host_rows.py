@@ -56,7 +56,6 @@ class HostRows:
             raise KakeraError(f"--embedding host: {error}; --embedding device keeps it on the card") from None
         # until this table is gone, which is before its memory is
         weakref.finalize(self, mapped.unregister, self._rows_VH.data_ptr()).atexit = False
-        self._launch.scale = None if self._scale_V is None else self._scale_V.data_ptr()
         coded = () if scale_V is None else ("CODED",)
         self._defines = coded + (("BF16",) if dtype == torch.bfloat16 else ())
 
@@ -66,5 +65,6 @@ class HostRows:
         y_TH = torch.empty(len(tokens_T), self._launch.channels, dtype=self.dtype, device=tokens_T.device)
         if len(tokens_T):
             self._launch.tokens, self._launch.y = tokens_T.data_ptr(), y_TH.data_ptr()
+            self._launch.scale = None if self._scale_V is None else self._scale_V.data_ptr()
             kernel("host_rows", THREADS, self._defines, y_TH.device.index).launch((len(tokens_T), 1), self._launch)
         return y_TH

@@ -18,9 +18,14 @@ class Rotary:
     sin: Tensor
 
     @staticmethod
-    def at(positions_T: Tensor, frequencies_F: Tensor, scale: float = 1.0) -> Rotary:
-        """Angles are position x frequency, multiplied in float32 as in training. `scale` of cos and sin."""
-        angles = positions_T.float()[:, None, None] * frequencies_F
+    def at(positions_T: Tensor, frequencies_F: Tensor, scale: float = 1.0, axes_F: Tensor | None = None) -> Rotary:
+        """Angles are position x frequency, multiplied in float32 as in training. `scale` of cos and sin. Positions
+        [3, T]: `axes_F` says which of the three turns each pair of channels."""
+        if positions_T.dim() == 1:
+            angles = positions_T.float()[:, None, None] * frequencies_F
+        else:
+            assert axes_F is not None, "three positions a token, and a model that knows of one"
+            angles = (positions_T.float()[axes_F].t().contiguous() * frequencies_F)[:, None]  # kernels read rows
         cos, sin = angles.cos(), angles.sin()
         return Rotary(cos, sin) if scale == 1.0 else Rotary(cos * scale, sin * scale)
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from kakera.arch.shard import can_share
 from kakera.contract.grid import PAGE
 from kakera.plan.budget import LEAST_CONTEXT, Draft
 from kakera.plan.plan import Wishes
@@ -115,6 +114,10 @@ def _options(failed: Draft, wishes: Wishes) -> Iterator[list[_Change]]:
     plan = failed.plan
     if wishes.embedding == "device" and not plan.target.one_memory and not plan.spec.tied:
         yield [_Change("--embedding host", "embedding", "host", 1)]
+    if wishes.vision == "device" and not plan.target.one_memory:
+        yield [_Change("--vision host", "vision", "host", 1), _Change("--vision off", "vision", "off", 9)]
+    elif wishes.vision in ("device", "host"):
+        yield [_Change("--vision off", "vision", "off", 9)]
     if (wishes.staging or 1) > 1:
         yield [_Change("--staging 1", "staging", 1, 1)]
     if plan.host_cache:
@@ -198,7 +201,8 @@ def _hardware(case: _Case) -> list[Way]:
         memory = _capacity(machine.ram_used + failed.host_need + failed.plan.reserve)
         whole = failed.plan.device_names == ("cpu",)
         more = f"a machine with at least {memory} GB of memory" if whole else f"more memory: --gpus cpu:{memory}GB"
-        cards = [way for count in (1, 2) if can_share(failed.plan.spec, count) for way in _cards_way(case, count)]
+        counts = [count for count in (1, 2) if case.weights.sharable(failed.plan.spec, count)]
+        cards = [way for count in counts for way in _cards_way(case, count)]
         return [Way(more, -failed.room), *cards]
     if failed.room >= 0:
         larger = _cards_way(case, len(machine.devices)) if failed.plan.placed else []
@@ -221,7 +225,7 @@ def _more_cards(case: _Case) -> list[Way]:
     devices, spec, ways = case.machine.devices, case.failed.plan.spec, []
     for count in range(len(devices) + 1, spec.kv_heads + 1):
         more = replace(case.machine, devices=tuple(devices[i % len(devices)] for i in range(count)))
-        if can_share(spec, count) and case.retry(machine=more).fits:
+        if case.weights.sharable(spec, count) and case.retry(machine=more).fits:
             ways.append(_way(case, f"{count} cards: --gpus {_names(more)}", case.tightest(machine=more)))
     return ways
 

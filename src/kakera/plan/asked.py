@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from kakera.arch.shard import can_share
 from kakera.arch.spec import ModelSpec
+from kakera.arch.tensors import BLOCK
 from kakera.contract.grid import PAGE
 from kakera.errors import UsageError
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Wishes
+from kakera.plan.tower import LEAST_TOKENS, MOST_TOKENS
+from kakera.plan.weights import WeightBytes
 from kakera.target.devices import Machine
 
 
-def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
+def check(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> None:
     """Raises UsageError."""
     if wishes.kv not in ("fp32", "bf16", "int2"):
         raise UsageError(f"--kv {wishes.kv}: unknown KV codec; choose fp32, bf16 or int2")
@@ -30,6 +33,10 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
         raise UsageError(f"--host-cache {wishes.host_cache}: must not be negative")
     if wishes.embedding not in ("auto", "device", "host"):
         raise UsageError(f"--embedding {wishes.embedding}: choose auto, device or host")
+    if wishes.vision not in ("auto", "device", "host", "off"):
+        raise UsageError(f"--vision {wishes.vision}: choose auto, device, host or off")
+    if wishes.image_tokens is not None and not LEAST_TOKENS <= wishes.image_tokens <= MOST_TOKENS:
+        raise UsageError(f"--image-tokens {wishes.image_tokens}: an image takes {LEAST_TOKENS} to {MOST_TOKENS} tokens")
     if wishes.staging is not None and not 1 <= wishes.staging <= MOST_STAGED:
         raise UsageError(f"--staging {wishes.staging}: 1 to {MOST_STAGED} checkpoints may be on their way at a time")
     if wishes.reserve is not None and wishes.reserve < 0:
@@ -40,11 +47,13 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine) -> None:
         raise UsageError(
             f"--pool {wishes.pool}: must hold one request of the longest context, {wishes.context or PAGE}"
         )
-    if wishes.gpus != "auto" and not can_share(spec, len(machine.devices)):
-        raise UsageError(
-            f"{len(machine.devices)} cards can not share {spec.kv_heads} KV heads evenly; "
-            f"this model runs on {', '.join(str(n) for n in range(1, spec.kv_heads + 1) if can_share(spec, n))} cards"
-        )
+    if wishes.gpus != "auto" and not weights.sharable(spec, machine.ranks):
+        kind = "cards" if machine.target.has_cards else "processes"
+        counts = ", ".join(str(n) for n in range(1, spec.kv_heads + 1) if weights.sharable(spec, n))
+        what = f"{spec.kv_heads} KV heads evenly"
+        if can_share(spec, machine.ranks):
+            what = f"linears that are coded in runs of {BLOCK} channels"
+        raise UsageError(f"{machine.ranks} {kind} can not share {what}; this model runs on {counts} {kind}")
 
 
 MOST_STAGED = 8  # a step saves no more than a few

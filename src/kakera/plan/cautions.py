@@ -19,7 +19,7 @@ TIGHT = 200 * 10**6  # less than this beyond the margin deserves a warning where
 
 def cautions(plan: Plan, machine: Machine, wishes: Wishes) -> tuple[str, ...]:
     """Who else holds memory, and what was asked for and is little, or means nothing here."""
-    found = [*machine.warnings, *_embedding(plan, wishes), *_store(plan, wishes)]
+    found = [*machine.warnings, *_embedding(plan, wishes), *_store(plan, wishes), *_tower(plan, wishes)]
     spare = left_over(plan, machine)
     if spare < TIGHT and (lower := _lower(plan, wishes)):
         smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
@@ -53,6 +53,14 @@ def _store(plan: Plan, wishes: Wishes) -> list[str]:
     ]
 
 
+def _tower(plan: Plan, wishes: Wishes) -> list[str]:
+    if wishes.vision == "off" or plan.vision is not None or not (plan.spec.vision or plan.spec.blind):
+        return []
+    shared = "a model that several processes share has no tower so far" if plan.ranks > 1 else ""
+    why = plan.spec.blind or shared or "the checkpoint holds no whole vision tower, or there is no room for it"
+    return [f"images are refused: {why} (kakera info tells; --vision off says so)"]
+
+
 def _embedding(plan: Plan, wishes: Wishes) -> list[str]:
     if wishes.embedding != "host" or plan.embedding == "host":
         return []
@@ -70,7 +78,7 @@ def uneven(plan: Plan, speed: Speed, wishes: Wishes, machine: Machine, weights: 
     if len(plan.device_names) < 2:
         return ()
     best = None
-    for device in {d.name: d for d in usable_devices(plan.spec, wishes, machine).devices}.values():
+    for device in {d.name: d for d in usable_devices(plan.spec, wishes, machine, weights).devices}.values():
         alone = replace(machine, devices=(device,), warnings=())
         try:
             one = draft(plan.spec, wishes, alone, weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -38,12 +39,16 @@ class Wishes:
     embedding: Literal["auto", "device", "host"] = "auto"
     reserve: int | None = None  # bytes of each device that stay free beyond the margin
     pool: int | Literal["all"] | None = None  # tokens of all KV pages together, or all that fit
+    vision: Literal["auto", "device", "host", "off"] = "auto"  # where a tower lies
+    image_tokens: int | None = None  # of the largest image
+    vision_tower: str | None = None  # directory of a tower, if that is not the model's
     drafts: DraftWish = OFF
 
 
 @dataclass(frozen=True)
 class PlanRow:
     """One line of the memory table: what it is, where it lives, bytes per device (or of the host), and why so many.
+    `cards`: bytes on each card where they differ, of which `bytes` are the most.
 
     `meter` says what fills it while serving: all of it at load, the running requests' slots, the pages in use, or what
     the prefix cache keeps on the host. None: nobody counts it.
@@ -54,6 +59,15 @@ class PlanRow:
     bytes: int
     note: str = ""
     meter: Meter | None = None
+    cards: tuple[int, ...] = ()
+
+    def on_card(self, card: int) -> int:
+        return self.cards[card] if self.cards else self.bytes
+
+
+def total_on(rows: Iterable[PlanRow], place: Place, card: int = 0) -> int:
+    """Bytes of the rows on one card, or on the host."""
+    return sum(row.on_card(card) for row in rows if row.place == place)
 
 
 @dataclass(frozen=True)
@@ -80,12 +94,18 @@ class Plan:
     staged: int | None = None  # checkpoints on their way to the host at a time; None: stored where they are computed
     embedding: Place = "device"  # where its rows lie, if it is a table of its own
     reserve: int = 0  # bytes of each device that stay free beyond the margin
+    vision: Place | None = None  # where the blocks of a vision tower lie; None: no image is read
+    image_tokens: int = 0  # of the largest image
+    image_store: int = 0  # tokens of images whose embeddings are kept
+    pixel_bytes: int = 0  # of images of all requests that wait or run
+    vision_tower: str | None = None  # directory of the tower, if that is not the model's
+    ranks: int = 1  # processes, each with its part of the model: a card each, or all on one CPU
     drafts: DraftWish = OFF
 
     def wishes(self) -> Wishes:
         """Memory options that give this plan again on such a machine."""
         return Wishes(
-            gpus="auto" if self.target.has_cards else "cpu",
+            gpus="auto" if self.target.has_cards else ",".join(["cpu"] * self.ranks),
             context=self.context,
             max_running=self.slots,
             chunk=self.chunk,
@@ -98,11 +118,16 @@ class Plan:
             staging=self.staged,
             embedding="auto" if self.placed else self.embedding,  # a part finds its place as the others do
             reserve=self.reserve,
+            vision=self.vision or "off",
+            image_tokens=self.image_tokens or None,
+            vision_tower=self.vision_tower,
             drafts=self.drafts,
         )
 
     def total(self, place: Place) -> int:
-        return sum(row.bytes for row in self.rows if row.place == place)
+        """Of the host, or of the card that holds most."""
+        cards = len(self.device_bytes) if place == "device" else 1
+        return max(total_on(self.rows, place, card) for card in range(cards))
 
     @property
     def shape(self) -> str:
@@ -111,6 +136,9 @@ class Plan:
         spec = self.spec
         model = (spec.model_type, spec.vocab, spec.hidden, len(spec.layers), spec.max_positions)
         weights = [row.bytes for row in self.rows if row.name == "weights"]
-        drafts = (self.drafts,) if self.drafts else ()
-        same = (model, weights, self.kv, self.slots, self.chunk, self.embedding, self.staged, *drafts)
+        same: tuple[object, ...] = (model, weights, self.kv, self.slots, self.chunk, self.embedding, self.staged)
+        if self.vision:
+            same += (self.vision, self.image_tokens)
+        if self.drafts:
+            same += (self.drafts,)
         return hashlib.sha256(repr(same).encode()).hexdigest()[:16]

@@ -13,15 +13,16 @@ from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
 from kakera.arch.stored import read_config, stored_headers
 from kakera.contract.grid import PAGE
-from kakera.errors import PlanRefused
+from kakera.errors import PlanRefused, UsageError
 from kakera.plan.advice import refusal
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.search import draft
 from kakera.plan.speed import Speed, predict
-from kakera.plan.weights import RANDOM_WEIGHTS, WeightBytes, from_checkpoint
+from kakera.plan.weights import RANDOM_WEIGHTS, WeightBytes, borrowed, from_checkpoint
 from kakera.target.devices import Machine, resolve_to_compute
 from kakera.target.wsl import RESERVE
 
+Weigh = Callable[[ModelSpec], WeightBytes]
 DRAFT_LAYER_YIELDS = 131072  # tokens of context up to which that counts for more than the draft layer
 
 
@@ -30,6 +31,8 @@ def make_plan(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: Weight
     found = draft(spec, wishes, machine, weights)
     if not found.fits:
         raise PlanRefused(*refusal(found, wishes, machine, weights))
+    if wishes.vision in ("device", "host") and found.plan.vision is None:
+        raise UsageError(f"--vision {wishes.vision}: a model that several processes share reads no images so far")
     return found.plan
 
 
@@ -69,19 +72,26 @@ def plan_and_speed(directory: Path, wishes: Wishes, machine: Machine) -> tuple[P
     """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
     spec = load_spec(directory)
     names = () if RANDOM_WEIGHTS in read_config(directory) else (t.name for t in stored_headers(directory))
-    weigh = partial(from_checkpoint, directory)
+    weigh: Weigh = partial(from_checkpoint, directory)
+    if wishes.vision_tower is not None:
+        spec, weigh = with_borrowed(spec, weigh, Path(wishes.vision_tower))
     plan, sizes = plan_with_layer(spec, wishes, machine, weigh, holds_draft_layer(spec, names))
     return plan, predict(plan, machine, sizes)
 
 
+def with_borrowed(spec: ModelSpec, weigh: Weigh, tower: Path) -> tuple[ModelSpec, Weigh]:
+    """A model with the vision tower of another directory. Raises CheckpointError."""
+    return borrowed(spec, weigh(spec), tower)[0], lambda wanted: borrowed(wanted, weigh(wanted), tower)[1]
+
+
 def plan_with_layer(
-    spec: ModelSpec, wishes: Wishes, machine: Machine, weigh: Callable[[ModelSpec], WeightBytes], held: bool
+    spec: ModelSpec, wishes: Wishes, machine: Machine, weigh: Weigh, held: bool
 ) -> tuple[Plan, WeightBytes]:
     """With the draft layer, if the files hold one and guesses are wished for: on a CPU so far, and unless that would
     cost context below DRAFT_LAYER_YIELDS or a running request. Raises as `make_plan`."""
     weights = weigh(spec)
     plan = make_plan(spec, wishes, machine, weights)
-    if not (held and wishes.drafts and machine.target.one_memory):
+    if not (held and wishes.drafts and machine.target.one_memory and plan.ranks == 1) or plan.vision:
         return plan, weights
     drafting = replace(spec, drafting=True)
     found = draft(drafting, wishes, machine, larger := weigh(drafting))

@@ -8,7 +8,8 @@ The order of preference, the first that differs decides. What is left over after
 3. Slots, each of which gets pages for an agent's turn.
 4. The context, up to the model's maximum.
 5. A store that holds a checkpoint.
-6. What costs least time: the largest chunk, then exact states, then staging places, then the embedding on the device.
+6. What costs least time: the largest chunk, then exact states, then staging places, then the embedding on the device,
+   then a vision tower there.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from kakera.arch.shard import can_share
 from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
+from kakera.errors import UsageError
 from kakera.plan.asked import check
 from kakera.plan.budget import AGENT_CONTEXT, Case, Choice, Draft
 from kakera.plan.plan import Place, Wishes
@@ -38,8 +39,18 @@ HALVINGS = (None, None, AGENT_CONTEXT, AGENT_CONTEXT // 4)
 
 def draft(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:
     """The best plan, or if none fits the one that lacks least. Raises UsageError for a wrong wish."""
-    check(spec, wishes, machine)
-    case = Case(spec, wishes, usable_devices(spec, wishes, machine), weights)
+    check(spec, wishes, machine, weights)
+    if wishes.vision in ("device", "host") and not weights.vision:
+        raise UsageError(f"--vision {wishes.vision}: {spec.blind or 'this checkpoint holds no vision tower'}")
+    found = _best(spec, wishes, machine, weights)
+    if not found.fits and wishes.vision == "auto" and weights.vision:  # better text alone than nothing
+        blind = _best(spec, replace(wishes, vision="off"), machine, weights)
+        return blind if blind.fits else found
+    return found
+
+
+def _best(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:
+    case = Case(spec, wishes, usable_devices(spec, wishes, machine, weights), weights)
     first, *others = choices(case)
     easiest = case.draft(first)
     whole = easiest.fits and easiest.plan.context == (wishes.context or spec.max_positions)
@@ -51,17 +62,17 @@ def draft(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightByte
 
 def tightest(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Draft:
     """With everything that kakera may choose as small as it goes: if this does not fit, nothing does."""
-    case = Case(spec, wishes, usable_devices(spec, wishes, machine), weights)
+    case = Case(spec, wishes, usable_devices(spec, wishes, machine, weights), weights)
     *_, last = choices(case)
     least = (replace(last, embedding=place, most_context=None) for place in _places(case))
     return max((case.draft(choice) for choice in least), key=lambda d: (min(0, d.room) + min(0, d.host_room), d.room))
 
 
-def usable_devices(spec: ModelSpec, wishes: Wishes, machine: Machine) -> Machine:
+def usable_devices(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightBytes) -> Machine:
     """`auto` takes as many cards as can share the heads; cards that were named are all used."""
     if wishes.gpus != "auto":
         return machine
-    count = max(n for n in range(1, len(machine.devices) + 1) if can_share(spec, n))
+    count = max(n for n in range(1, len(machine.devices) + 1) if weights.sharable(spec, n))
     return replace(machine, devices=machine.devices[:count])
 
 
@@ -70,7 +81,8 @@ def preference(draft: Draft) -> tuple[bool | int | float, ...]:
     plan = draft.plan
     if not draft.fits:
         return (False, min(0, draft.room) + min(0, draft.host_room))
-    ease = (plan.chunk, plan.state_dtype == "fp32", plan.staged or 0, plan.embedding == "device")
+    towers = (plan.embedding == "device", plan.vision == "device")
+    ease = (plan.chunk, plan.state_dtype == "fp32", plan.staged or 0, *towers)
     return (True, min(plan.context, ENOUGH), plan.slots, plan.context, draft.checkpoints > 0, *ease)
 
 
@@ -85,8 +97,12 @@ def admits(case: Case, found: Draft) -> bool:
 def choices(case: Case) -> Iterator[Choice]:
     asked = case.wishes
     slots = SLOT_CHOICES if asked.max_running is None else (asked.max_running,)
-    levels = product(slots, _chunks(case), _staged(case), _state_dtypes(case), _places(case))
-    return (Choice(n, chunk, staged, dtype, place, most) for n, (chunk, most), staged, dtype, place in levels)
+    beside = product(_staged(case), _state_dtypes(case), _places(case), _towers(case))
+    levels = product(slots, _chunks(case), list(beside))
+    return (
+        Choice(n, chunk, staged, dtype, place, most, tower)
+        for n, (chunk, most), (staged, dtype, place, tower) in levels
+    )
 
 
 def _chunks(case: Case) -> list[tuple[int, int | None]]:
@@ -116,3 +132,13 @@ def _places(case: Case) -> tuple[Place, ...]:
     if case.one_memory or not apart or case.wishes.embedding == "device":
         return ("device",)
     return ("host",) if case.wishes.embedding == "host" else ("device", "host")
+
+
+def _towers(case: Case) -> tuple[Place | None, ...]:
+    """A tower that streams costs about 40 ms an image, and leaves 0.9 GB to the context."""
+    wish = case.wishes.vision
+    if wish == "off" or not case.weights.vision or case.ranks > 1:  # no tower is shared, nor its embeddings sent
+        return (None,)
+    if case.one_memory:
+        return ("device",)
+    return ("device", "host") if wish == "auto" else (wish,)

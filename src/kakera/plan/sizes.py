@@ -12,9 +12,9 @@ from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
 from kakera.plan import gdn_plan
 from kakera.plan.kv_format import KvFormat
-from kakera.plan.plan import MOST_DRAFTS, Plan
+from kakera.plan.plan import MOST_DRAFTS, Plan, total_on
 from kakera.plan.prefill_plan import PrefillPlan
-from kakera.target.devices import Machine
+from kakera.target.devices import Device, Machine
 from kakera.target.target import MIB, StateDtype, Target
 
 SAMPLER_COPIES = 3  # logits, the same with penalties and masks, what is ranked of them at a time
@@ -25,6 +25,7 @@ SCORE_KEYS = 512  # keys that the plain path scores at once, for one query page
 DECODED_BYTES = 192 * MIB  # 16-bit weights decoded at a time on a GPU: the widest matrix of the 27B whole, 178 MB
 CODED_ROWS_BYTES = 16 * MIB  # partial sums and rotated inputs of products with coded weights: 14 MB for the 27B
 GAP_LEAST, GAP_SHARE = 64 * MIB, 0.3  # of the memory of a step, see gap_bytes
+EXCHANGE_ROWS, EXCHANGE_LOGITS, EXCHANGE_PIECE_BYTES = 64, 32, 16 * MIB  # through kernels; a step's; by copies
 GDN_RANGE_TOKENS = 2048  # longest range that the chunk form holds temporaries for
 
 # A 12 GB card spills to the host above 11,830 of 12,227 MiB and already slows down at that line: keep 4 % free.
@@ -38,9 +39,14 @@ def margin(capacity: int) -> int:
 
 def left_over(plan: Plan, machine: Machine) -> int:
     """Bytes of the device with least room that a plan has no use for, beyond what is kept free. Negative: too few."""
-    smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
-    taken = plan.total("device") + (plan.total("host") if plan.target.one_memory else 0)
-    return smallest.bytes - smallest.used - margin(smallest.bytes) - plan.reserve - taken
+    host = plan.total("host") if plan.target.one_memory else 0
+    cards = enumerate(machine.devices[: len(plan.device_bytes)])
+    return min(usable(card, plan.reserve) - total_on(plan.rows, "device", i) for i, card in cards) - host
+
+
+def usable(device: Device, reserve: int) -> int:
+    """Bytes that a plan may take."""
+    return device.bytes - device.used - margin(device.bytes) - reserve
 
 
 def live_state_bytes(spec: ModelSpec, target: Target) -> int:
@@ -91,6 +97,13 @@ def _block_scratch(block: Block, kv: KvFormat, tokens: int, item: int, target: T
         attention = _plain_scratch if plain and target.has_cards else _attention_scratch
         return attention(block, kv, tokens, item, target)
     return tokens * block.alive * item
+
+
+def exchange_bytes(spec: ModelSpec, ranks: int) -> int:
+    """Pinned host memory through which cards exchange sums, logits and tokens: of each rank two slots of the widest
+    step and a piece of a prefill chunk; the logits of the others."""
+    a_rank = 2 * EXCHANGE_ROWS * spec.hidden * 2 + EXCHANGE_PIECE_BYTES
+    return ranks * a_rank + EXCHANGE_LOGITS * spec.vocab * 2
 
 
 def _held(spec: ModelSpec, kv: KvFormat, chunk: int, slots: int, plain: bool) -> int:

@@ -36,7 +36,8 @@ class Speed:
 
 def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     """Decode: bytes read per token / bandwidth x a stated efficiency. Prefill: 2 operations per weight / peak x a
-    stated efficiency, and for each chunk one pass over the weights. Rows of an embedding on the host come in both."""
+    stated efficiency, for each chunk one pass over the weights, and between cards a sum behind each block, of which
+    nothing is hidden. Rows of an embedding on the host come in both."""
     ranks = len(plan.device_names)
     target = plan.target
     slowest = min(machine.devices, key=lambda d: d.bandwidth or target.bandwidth or 0.0)
@@ -54,7 +55,9 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
         computed = 2 * plan.spec.active / (PREFILL_EFFICIENCY * flops * ranks)
         coded = target.has_cards and weights.coded < DENSE_BYTES * plan.spec.active
         a_pass = DECODED_BYTES * plan.spec.active / (bandwidth * ranks) if coded else 0.0
-        prefill = 1 / (computed + a_pass / plan.chunk + (row / ROWS_BANDWIDTH))
+        sums = 0 if ranks == 1 else (1 + sum(len(layer.sites) for layer in plan.spec.layers)) * plan.spec.hidden
+        exchanged = sums * target.activation_bytes / HOST_BANDWIDTH  # each way, both at once
+        prefill = 1 / (computed + a_pass / plan.chunk + row / ROWS_BANDWIDTH + exchanged)
     return Speed(
         decode_short=rate and rate / (read + states + host * rate),
         decode_full=rate and rate / (read + states + history + host * rate),

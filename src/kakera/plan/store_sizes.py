@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from kakera.arch.spec import ModelSpec
 from kakera.plan.kv_format import KvFormat
 from kakera.plan.plan import Plan
+from kakera.plan.share import plan_of_rank
 from kakera.plan.sizes import checkpoint_parts
 from kakera.target.target import Target
 
@@ -46,7 +47,12 @@ class StoreSizes:
 
     @staticmethod
     def of_plan(plan: Plan) -> StoreSizes:
-        return StoreSizes.of(plan.spec, plan.kv, plan.target, plan.checkpoint_bytes, plan.host_cache)
+        """Of several cards: of the rank whose store holds least. All hold the same records, each its share of them."""
+        shares = [plan]
+        if plan.target.has_cards:
+            shares = [plan_of_rank(plan, rank, plan.ranks) for rank in range(plan.ranks)]
+        sizes = [StoreSizes.of(p.spec, p.kv, p.target, p.checkpoint_bytes, p.host_cache) for p in shares]
+        return min(sizes, key=lambda held: (held.checkpoints, held.blocks))
 
     @property
     def checkpoints(self) -> int:

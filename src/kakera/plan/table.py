@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kakera.plan.plan import Place, Plan
+from kakera.plan.plan import Place, Plan, PlanRow
 from kakera.plan.sizes import left_over, margin
 from kakera.target.devices import Machine
 
@@ -24,7 +24,7 @@ def gigabytes(count: int) -> str:
 def as_rows(plan: Plan, machine: Machine) -> list[tuple[str, str, str, str]]:
     """(name, device column, host column, note); sums and limits come last. Empty names separate."""
     one = plan.target.one_memory
-    lines = [_line(row.name, row.bytes, one or row.place == "device", row.note) for row in plan.rows]
+    lines = [_line(row.name, row.bytes, one or row.place == "device", _note(row)) for row in plan.rows]
     smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
     device, host = plan.total("device"), plan.total("host")
     total = gigabytes(device + host) if one else gigabytes(device)
@@ -43,6 +43,13 @@ def as_rows(plan: Plan, machine: Machine) -> list[tuple[str, str, str, str]]:
 
 def _line(name: str, count: int, device: bool, note: str) -> tuple[str, str, str, str]:
     return (name, gigabytes(count) if device else "", "" if device else gigabytes(count), note)
+
+
+def _note(row: PlanRow) -> str:
+    """With what the other cards hold, where that is not the same."""
+    others = dict.fromkeys(map(gigabytes, row.cards))
+    others.pop(gigabytes(row.bytes), None)
+    return "; ".join([row.note, *([f"{' or '.join(others)} on other cards"] if others else [])])
 
 
 def _names(plan: Plan) -> str:
@@ -146,6 +153,7 @@ def to_json(
         "totals": {place: plan.total(place) for place in places},
         "staging": plan.staged,
         "embedding": plan.embedding,
+        **({"vision": plan.vision, "image_tokens": plan.image_tokens} if plan.vision else {}),
         "reserve_bytes": plan.reserve,
         "left_over_bytes": max(0, left_over(plan, machine)),
         "choices": [{**asdict(cost), "text": cost.text} for cost in costs],
@@ -163,5 +171,6 @@ def summary(plan: Plan) -> str:
         f"plan: {places} {per}; context {plan.context} tokens, {plan.slots} running, "
         f"{plan.pages * 64} tokens of {plan.kv.codec} KV, {gigabytes(plan.host_cache)} prefix cache"
         + (", embedding on the host" if plan.embedding == "host" else "")
+        + (f", images of up to {plan.image_tokens} tokens" if plan.vision else "")
         + (f", {gigabytes(plan.reserve)} in reserve" if plan.reserve else "")
     )

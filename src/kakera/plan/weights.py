@@ -6,14 +6,19 @@ import math
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from kakera.arch.formats import refuse_tensors
-from kakera.arch.spec import EMBEDDING, OF_HEAD, ModelSpec
+from kakera.arch.parts import is_coded, leaf_shard, of_first
+from kakera.arch.shard import can_share
+from kakera.arch.spec import EMBEDDING, ModelSpec
 from kakera.arch.stored import TensorHeader, read_config, stored_headers
-from kakera.arch.tensors import Place, Shard, Tensor
-from kakera.arch.weigh import Quantization, by_tensor
+from kakera.arch.tensors import BLOCK, WHOLE, Place, Shard, Tensor, by_rows
+from kakera.arch.tower_files import tower_headers, with_tower
+from kakera.arch.weigh import Quantization, by_tensor, tower_bytes
+from kakera.errors import CheckpointError
 from kakera.target.target import Target
 
 # A CPU holds its linears in fp16 where torch has FBGEMM, which is x86-64 with AVX2, and in fp32 elsewhere.
@@ -68,36 +73,63 @@ class Placed:
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """`coded` is what a GPU holds (the bytes of the files), `decoded` what a CPU holds after loading; both without
-    `parts`.
+    """`shares` are what GPUs hold, the bytes of the files by how ranks share them; of them `first` are rank 0's alone.
+    `coded_shards` of what a trellis codes, which is cut on its grid only. `decoded` is what a CPU holds after loading.
+    All without `parts`.
 
-    `replicated` of `coded` is held by every rank of a tensor-parallel group (vectors: norms, scales);
-    `embedding` is the row look-up, which a decode step does not read. `source` says where the figures come from.
+    `embedding` is the row look-up, which a decode step does not read, and `rows` how ranks share it. `source` says
+    where the figures come from.
     """
 
-    coded: int
+    shares: tuple[tuple[Shard, Fraction], ...]
+    first: int
+    coded_shards: frozenset[Shard]
     decoded: int
-    replicated: int
     embedding: int
+    rows: Shard
     decoded_embedding: int
     source: str
     parts: tuple[Part, ...] = ()
+    vision: int = 0  # of a vision tower as it is stored, beside all else; 0: there is none
+
+    @property
+    def coded(self) -> int:
+        """Of all ranks together, what each of them holds counted once."""
+        return math.ceil(sum(count for _, count in self.shares))
+
+    @property
+    def replicated(self) -> int:
+        """Bytes of `coded` that every rank holds."""
+        return math.ceil(sum(count for shard, count in self.shares if shard.axis is None)) - self.first
 
     def without_embedding(self) -> WeightBytes:
         """What stays on cards whose embedding lies on the host. A head tied to it is none."""
-        return replace(self, coded=self.coded - self.embedding, embedding=0)
+        return replace(self, shares=(*self.shares, (self.rows, Fraction(-self.embedding))), embedding=0)
+
+    def sharable(self, spec: ModelSpec, ranks: int) -> bool:
+        """Whether so many ranks can share the model as it is stored."""
+        if not can_share(spec, ranks):
+            return False
+        cuts = (shard.cut(rank, ranks) for shard in self.coded_shards for rank in range(ranks))
+        return all(edge % BLOCK == 0 for cut in cuts if cut for part in cut.ranges for edge in part)
+
+    def of_rank(self, rank: int, ranks: int) -> int:
+        """Bytes on the card of one of `ranks`."""
+        held = math.ceil(sum(count * shard.share(rank, ranks) for shard, count in self.shares))
+        return held - (self.first if rank else 0)
 
     def on_device(self, target: Target, ranks: int) -> int:
-        """Bytes on one device. A CPU is one rank."""
+        """Bytes on the card that holds most. On a CPU all ranks are one device's, and each has the vectors, twice as
+        wide as stored at most."""
         if target.one_memory:
-            return self.decoded
-        return self.replicated + -(-(self.coded - self.replicated) // ranks)
+            return self.decoded + 2 * (ranks - 1) * self.replicated
+        return max(self.of_rank(rank, ranks) for rank in range(ranks))
 
     def read_per_token(self, target: Target, ranks: int) -> int:
-        """Bytes of weights that one device reads for one decode step."""
+        """Bytes of weights that the device that holds most reads for one decode step."""
         if target.one_memory:
             return self.decoded - self.decoded_embedding
-        return self.on_device(target, ranks) - self.embedding // ranks
+        return self.without_embedding().on_device(target, ranks)
 
 
 def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
@@ -110,26 +142,36 @@ def from_checkpoint(directory: Path, spec: ModelSpec) -> WeightBytes:
 
 
 def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) -> WeightBytes:
-    """Draft layers and vision towers are not loaded, so they do not count."""
-    declared = spec.tensors()
+    """Draft layers are not loaded, so they do not count; nor does a vision tower among the other weights."""
+    tensors, declared = list(tensors), spec.tensors()
     found = by_tensor(spec, (tensor for tensor in tensors if spec.counts(tensor.name)))
     apart = {name: held for name, held in found.items() if name in declared and declared[name].part}
     used = [(declared.get(name), held) for name, group in found.items() if name not in apart for held in group]
+    weighed = [(tensor, held.name.rpartition(".")[2], Fraction(held.bytes)) for tensor, held in used]
     missing = dict.fromkeys(tensor.part for name, tensor in declared.items() if tensor.part and name not in apart)
     decoded, decoded_embedding = decoded_bytes(spec)
     return WeightBytes(
-        coded=sum(held.bytes for _, held in used),
+        **_shared(weighed),
         decoded=decoded,
-        replicated=sum(held.bytes for tensor, held in used if len(held.shape) <= 1 or (tensor and _everywhere(tensor))),
         embedding=0 if spec.tied else sum(held.bytes for held in found.get(EMBEDDING, ()) if EMBEDDING not in apart),
+        rows=by_rows(0, spec.vocab),
         decoded_embedding=decoded_embedding,
         source=source + "".join(f"; no file holds the {part}, which is not counted" for part in missing),
         parts=_parts((declared[name], sum(held.bytes for held in group)) for name, group in apart.items()),
+        vision=tower_bytes(spec, tensors),
     )
 
 
-def _everywhere(tensor: Tensor) -> bool:
-    return tensor.shard.axis is None
+def _shared(weighed: Iterable[tuple[Tensor | None, str, Fraction]]) -> dict[str, Any]:
+    """Fields of WeightBytes from leaves and their bytes; every rank holds what nobody has declared."""
+    shares: dict[Shard, Fraction] = {}
+    first, coded = Fraction(0), set()
+    for tensor, leaf, count in weighed:
+        shard = WHOLE if tensor is None else leaf_shard(tensor.shard, leaf)
+        shares[shard] = shares.get(shard, Fraction(0)) + count
+        first += count if tensor is not None and of_first(tensor.shard.axis, leaf) else 0
+        coded |= {shard} if is_coded(leaf) else set()
+    return {"shares": tuple(shares.items()), "first": math.ceil(first), "coded_shards": frozenset(coded)}
 
 
 def decoded_bytes(spec: ModelSpec) -> tuple[int, int]:
@@ -154,19 +196,17 @@ def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
     method = quantization.method
     found = [t for t in spec.tensors().values() if not t.alias or method == "exl3"]
     fixed = [t for t in found if not t.part]
-    small = [t for t in fixed if t.kind is None and t.role != "table"]
-    whole = [t for t in fixed if t.kind is not None and t.kind != OF_HEAD and _everywhere(t)]
-    vectors = sum(quantization.vectors(t) for t in fixed if t not in whole)
+    weighed = [(t, leaf, count) for t in fixed for leaf, count in quantization.leaves(t)]
     decoded, decoded_embedding = decoded_bytes(spec)
     sources = {
         "escha": "computed for Escha-W2 of this config",
         "exl3": f"estimated for EXL3 at {float(quantization.mean)} bits",
     }
     return WeightBytes(
-        coded=math.ceil(sum(quantization.bytes(t) for t in fixed)),
+        **_shared(weighed),
         decoded=decoded,
-        replicated=vectors + 2 * sum(t.count for t in small) + math.ceil(sum(quantization.bytes(t) for t in whole)),
         embedding=0 if spec.tied else sum(int(quantization.bytes(t)) for t in fixed if t.name == EMBEDDING),
+        rows=by_rows(0, spec.vocab),
         decoded_embedding=decoded_embedding,
         source=sources.get(method, "computed for 16-bit weights of this config"),
         parts=_parts((t, math.ceil(quantization.bytes(t))) for t in found if t.part),
@@ -196,3 +236,12 @@ def _part(name: str, group: list[tuple[Tensor, int]]) -> Part:
         taken=tensor.active or 1,
         read=math.ceil(sum(count * member.share for member, count in group)),
     )
+
+
+def borrowed(spec: ModelSpec, weights: WeightBytes, tower: Path) -> tuple[ModelSpec, WeightBytes]:
+    """A model with the vision tower of another directory. Raises CheckpointError for one that is none, or not whole."""
+    seeing = with_tower(spec, tower)
+    count = tower_bytes(seeing, tower_headers(tower))
+    if not count:
+        raise CheckpointError(f"{tower} holds no whole vision tower")
+    return seeing, replace(weights, vision=count)

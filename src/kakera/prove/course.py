@@ -7,10 +7,11 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from kakera.bench.client import Client
 from kakera.bench.client import Trace as Seen
@@ -25,6 +26,7 @@ from kakera.target import cards
 from kakera.target.devices import Machine
 
 SAMPLE_SECONDS = 0.5
+LOOK_SECONDS = 5.0  # between looks whether a request of ours is held back
 ANSWER, MORE, AGAIN = 256, 50, 32  # tokens: of the answer, added to the second turn, of its answer
 LEAST_CONTEXT = 1024
 SHORT, LONG = 1024, 8192  # tokens of the calibration's prompts: decode, prefill
@@ -111,7 +113,7 @@ async def prove(url: str, recorder: Recorder, stage: Stage, quick: bool = False)
     try:
         async with Client(url) as client, recorder.watching():
             for part in (course.calibrate, course.fill, course.resend, *(() if quick else (course.fill_the_rest,))):
-                trace = await part(client, trace)
+                trace = await _unless_held_back(client, part(client, trace))
                 recorder.sweeps.append(await _sweep(client))
     except KakeraError as error:
         trace = replace(trace, failure=str(error))
@@ -207,6 +209,23 @@ class _Chunks:
             self.found.append(Chunk(self.recorder.now, self._done, done - self._done, at - self._at))
             self.advance(done - self._done)
         self._done, self._at = done, at
+
+
+async def _unless_held_back(client: Client, part: Coroutine[Any, Any, Trace]) -> Trace:
+    """What a part of the course gives. Raises KakeraError once its request waits for pages that were given back, which
+    could be for ever."""
+    task = asyncio.ensure_future(part)
+    try:
+        while not (await asyncio.wait({task}, timeout=LOOK_SECONDS))[0]:
+            engine = (await client.status())["engine"]
+            if engine.get("held_back"):
+                raise KakeraError(
+                    f"other programs have taken memory of the card: {engine['pages_lent']} KV pages were given back, "
+                    "and the request waits for them; close those programs, and prove again"
+                )
+        return task.result()
+    finally:
+        task.cancel()
 
 
 def _late(seen: Seen) -> float:

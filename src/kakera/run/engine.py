@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kakera.cache.announced import Announced
-from kakera.contract.events import EngineStats, Event, Flushed, RegionRead
+from kakera.contract.events import EngineStats, Event, Flushed, RegionRead, SleepState
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import StepPlan, StepResult
-from kakera.run.interface import EngineLimits, Runner
+from kakera.run.card_watch import CardWatch
+from kakera.run.interface import EngineLimits, Runner, Sleeps
 from kakera.schedule.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -21,9 +22,16 @@ if TYPE_CHECKING:
 class LocalEngine:
     """Not thread-safe: one caller submits, aborts and steps."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner):
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, sleeper: Sleeps | None = None, card: CardWatch | None = None
+    ):
+        """`sleeper`: of the runner; without one there is no memory to give back. `card`: gives back some while other
+        programs need it."""
         self.scheduler = scheduler
         self.runner = runner
+        self.card = card
+        self.asleep = 0
+        self._sleeper = sleeper
         self._unseen: list[Event] = []
         self._publisher: Publisher | None = None
         self._announced: Announced | None = None
@@ -48,7 +56,9 @@ class LocalEngine:
 
         `planned` hears at once what planning alone has brought (who begins), since the step itself can take long.
         """
-        plan = self.scheduler.plan_step()
+        if self.card is not None and not self.asleep:
+            self.card.follow(self.scheduler, self.runner)
+        plan = None if self.asleep else self.scheduler.plan_step()
         if plan is None:
             return self._take_unseen() + self.scheduler.take_events()
         if planned and (events := self._take_unseen() + self.scheduler.take_events()):
@@ -71,6 +81,20 @@ class LocalEngine:
         if disk and self.scheduler.disk is not None:
             return replace(flushed, disk_bytes=self.scheduler.disk.purge())
         return flushed
+
+    def sleep(self, level: int) -> SleepState:
+        """See Engine.sleep."""
+        if self.asleep == 0:
+            self.runner.execute(self.scheduler.suspend())
+        state = SleepState(max(level, self.asleep)) if self._sleeper is None else self._sleeper.sleep(level)
+        self.asleep = state.level
+        return state
+
+    def wake_up(self, progress: Callable[[int, int], None] = lambda done, total: None) -> SleepState:
+        """See Engine.wake_up."""
+        state = SleepState(0) if self._sleeper is None else self._sleeper.wake_up(progress)
+        self.asleep = state.level
+        return state
 
     def publish(self, publisher: Publisher) -> None:
         """From now on routers hear what can be hit: see `announce`. To be called before the first request."""
@@ -99,7 +123,7 @@ class LocalEngine:
     @property
     def fetching(self) -> bool:
         """Something goes on beside the steps: ask again soon, even if there was nothing to compute."""
-        return self.scheduler.disk is not None and self.scheduler.disk.busy
+        return not self.asleep and self.scheduler.disk is not None and self.scheduler.disk.busy
 
     def keep(self, seconds: float) -> None:
         """Before the end: what conversations hold goes to the disk, the most recent first, for at most so long. What
@@ -113,4 +137,4 @@ class LocalEngine:
         disk.tier.close(max(1.0, end - time.monotonic()))
 
     def stats(self) -> EngineStats:
-        return self.scheduler.stats()
+        return replace(self.scheduler.stats(), asleep=self.asleep)

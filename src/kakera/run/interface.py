@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from kakera.contract.events import EngineStats, Event, Flushed, RegionRead
+from kakera.contract.events import EngineStats, Event, Flushed, RegionRead, SleepState
 from kakera.contract.request import NO_LIMIT, Request
 from kakera.contract.step import SamplingInput, StepPlan, StepResult
 
@@ -26,6 +26,14 @@ class Runner(Protocol):
     def sweep(self) -> list[RegionRead]:
         """Time reads of all the device's memory that is held for good, between steps. Empty for a script."""
         ...
+
+
+class Sleeps(Protocol):
+    """Gives the memory of a runner's device back, and takes it again. See Engine.sleep and Engine.wake_up."""
+
+    def sleep(self, level: int) -> SleepState: ...
+
+    def wake_up(self, progress: Callable[[int, int], None]) -> SleepState: ...
 
 
 class Engine(Protocol):
@@ -57,6 +65,17 @@ class Engine(Protocol):
 
     def sweep(self) -> list[RegionRead]:
         """See Runner.sweep."""
+        ...
+
+    def sleep(self, level: int) -> SleepState:
+        """Give the device's memory back: who runs waits, with states and pages in the host store, and goes on when the
+        engine is woken. Level 1 keeps the weights in host memory, level 2 reads them again. Never less deep than
+        before. Raises RequestRefused (503) if the host lacks memory; the engine is awake then. Between steps only."""
+        ...
+
+    def wake_up(self, progress: Callable[[int, int], None]) -> SleepState:
+        """`progress` (done, in all) of what is read again. Raises RequestRefused (503) if the device lacks memory, or
+        the model can not be read; the engine sleeps on then."""
         ...
 
     def stats(self) -> EngineStats: ...
@@ -94,6 +113,14 @@ class AsyncEngine(Protocol):
 
     async def sweep(self) -> list[RegionRead]:
         """See Runner.sweep. Raises EngineDied."""
+        ...
+
+    async def sleep(self, level: int) -> SleepState:
+        """See Engine.sleep. Raises EngineDied."""
+        ...
+
+    async def wake_up(self) -> SleepState:
+        """See Engine.wake_up. Raises EngineDied."""
         ...
 
     async def stats(self) -> EngineStats:

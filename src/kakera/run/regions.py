@@ -11,6 +11,7 @@ from torch import Tensor
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.model.tower import Tower
 from kakera.run.store.host import Store
 
 Region = tuple[torch.UntypedStorage, ...]
@@ -20,7 +21,9 @@ PAGES, KV, STATES, SCRATCH, WEIGHTS, STAGING = (
 )
 
 
-def regions(model: HybridModel, kv: KVCache, states: StatePool, store: Store, runner: object) -> dict[str, Region]:
+def regions(
+    model: HybridModel | None, tower: Tower | None, kv: KVCache, states: StatePool, store: Store, runner: object
+) -> dict[str, Region]:
     """Storages on the device of all tensors that a runner's objects hold, each in the first region that has it.
 
     What classes named ...Scratch hold is scratch wherever it hangs, and so is all that the runner has beside the model,
@@ -32,7 +35,7 @@ def regions(model: HybridModel, kv: KVCache, states: StatePool, store: Store, ru
         (KV, kv, ""),
         (STATES, states, ""),
         (SCRATCH, model, "Scratch"),
-        (WEIGHTS, model, ""),
+        (WEIGHTS, (model, tower), ""),
         (STAGING, store, ""),
         (SCRATCH, runner, ""),
     )

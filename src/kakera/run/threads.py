@@ -19,7 +19,7 @@ from kakera.contract.step import ResetSlot, Segment, StepPlan
 from kakera.run.interface import Runner
 from kakera.target.threads import given_threads
 
-_USERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # whoever has set one has chosen
+USERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # whoever has set one has chosen
 _CLEARLY = 1.5  # fewer threads that take so many times longer: still fewer are not tried
 _ALIKE = 1.05  # so near to the fastest the fewest threads are taken
 _LONG = 0.5  # seconds: a step that takes longer is measured once
@@ -31,7 +31,7 @@ def settle_threads(runner: Runner, wish: int | None) -> str:
     says, or measured."""
     import torch
 
-    if wish is None and any(name in os.environ for name in _USERS):
+    if wish is None and any(name in os.environ for name in USERS):
         return f"computes with {_counted(torch.get_num_threads())}, as the environment says"
     given = given_threads()
     if wish is not None or given == 1:

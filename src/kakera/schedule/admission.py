@@ -11,7 +11,7 @@ from kakera.contract.grid import PAGE
 from kakera.schedule.limits import Limits
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
-from kakera.schedule.saves import choose_saves
+from kakera.schedule.saves import choose_saves, image_ends
 from kakera.schedule.sequence import Sequence
 
 _LOOK_AHEAD = 32  # requests considered in a step: each costs a walk through the tree
@@ -23,6 +23,7 @@ class Admission:
         self.limits = limits
         self.cache = cache
         self.clock = clock
+        self.slots = limits.slots  # running requests at a time; fewer while others need the card
         self._refused: tuple[int, int] | None = None  # who did not fit, and the cache's gains then
 
     def admit(self, waiting: WaitingQueue, running: Running) -> Sequence | None:
@@ -30,10 +31,12 @@ class Admission:
 
         A request that does not fit blocks those behind it, or it might wait for ever; it is matched again only once
         the cache has gained something (0.4 ms for 1,500 shared pages, in every step of those that run). One that waits
-        for another's checkpoint, for the disk, or for its reader, blocks nobody.
+        for another's checkpoint, for the disk, for its reader, or for memory that others of the card have, blocks
+        nobody.
         """
-        for sequence in islice((each for each in waiting if not (each.paused or each.fetching)), _LOOK_AHEAD):
-            full = running.slots.free == 0
+        able = (each for each in waiting if not (each.paused or each.fetching or self.is_held_back(each)))
+        for sequence in islice(able, _LOOK_AHEAD):
+            full = running.slots.free == 0 or len(running) >= self.slots
             if full and (sequence.background or not running.background):
                 return sequence
             if self._refused == (sequence.arrival, self.cache.gains):
@@ -47,30 +50,36 @@ class Admission:
             waiting.admit(sequence)
         return None
 
+    def is_held_back(self, sequence: Sequence) -> bool:
+        """It needs more pages than there are while others have some of the card's memory."""
+        return self._pages(sequence) > self.cache.device.count
+
+    def _pages(self, sequence: Sequence) -> int:
+        """For all known tokens and one more, unless that is more than the whole pool."""
+        return min(len(sequence.tokens) // PAGE + 1, self.limits.pages)
+
     def match(self, sequence: Sequence) -> Match:
         if sequence.wants_echo or not sequence.cached:
             return Match(reason="not used")
         return self.cache.match(sequence.keys, len(sequence.tokens))
 
     def _start(self, sequence: Sequence, match: Match, running: Running) -> bool:
-        """Pages for all known tokens and one more, unless that is more than the pool has.
+        """Take a slot and pages.
 
         One page is left for each running request, or a preempted one comes back too early and is preempted again
         (eight requests of 600 to 1,000 tokens on 40 pages: three preemptions instead of five).
         """
         count = len(sequence.tokens)
-        pages = min(count // PAGE + 1, self.limits.pages)
         slot = running.slots.take()
-        lease = self.cache.acquire(match, pages, slot, headroom=len(running))
+        lease = self.cache.acquire(match, self._pages(sequence), slot, headroom=len(running))
         if lease is None:
             running.slots.give(slot)
             return False
         self._count(sequence, match)
         sequence.start(lease, match, self.clock())
         if sequence.cached and self.cache.can_save:
-            sequence.saves = choose_saves(
-                count, match.position, sequence.request.boundaries, match.kv_position, self.limits.grid
-            )
+            boundaries = (*sequence.request.boundaries, *image_ends(sequence.request.images))
+            sequence.saves = choose_saves(count, match.position, boundaries, match.kv_position, self.limits.grid)
         running.add(sequence)
         return True
 

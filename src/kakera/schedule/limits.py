@@ -25,12 +25,23 @@ class Limits:
     grid: int = 8192  # a checkpoint each so many tokens where the text offers no better place
     vocab: int = 2**31  # token ids of a prompt are below
     saves: int = 2**31  # most checkpoints in a step that lie inside prompts
+    image_tokens: int = 2**31  # whose embeddings are kept
+    pixel_bytes: int = 2**62  # of images of all requests that wait or run
+    room: int = 2048  # for so many tokens more each running request keeps pages while others get the card's memory
 
     @staticmethod
     def of(plan: Plan, max_waiting: int = 256) -> Limits:
         staged = Limits.saves if plan.staged is None else plan.staged
         return Limits(
-            plan.context, plan.pages, plan.slots, plan.chunk, max_waiting, vocab=plan.spec.vocab, saves=staged
+            plan.context,
+            plan.pages,
+            plan.slots,
+            plan.chunk,
+            max_waiting,
+            vocab=plan.spec.vocab,
+            saves=staged,
+            image_tokens=plan.image_store,
+            pixel_bytes=plan.pixel_bytes,
         )
 
     @property
@@ -46,6 +57,17 @@ class Limits:
             raise RequestRefused("the prompt is empty: give at least one token", param=param)
         self._check_ids(request.tokens, "the prompt", param)
         self._check_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", "logit_bias")
+        end = 0
+        for image in request.images:
+            if image.start < end or image.tokens < 1 or image.end > count:
+                raise RequestRefused("images of a prompt lie in it, one behind the other", param=param)
+            end = image.end
+        if (pixels := pixel_bytes(request)) > self.pixel_bytes:
+            raise RequestRefused(
+                f"the images have {pixels:,} bytes of pixels; one request may have {self.pixel_bytes:,}: send smaller "
+                "or fewer ones",
+                param=param,
+            )
         if request.sampling.max_tokens < 0:
             raise RequestRefused(
                 f"max_tokens is {request.sampling.max_tokens}; it can not be negative", param="max_tokens"
@@ -61,6 +83,10 @@ class Limits:
         if least < 0 or most >= self.vocab:
             wrong = least if least < 0 else most
             raise RequestRefused(f"{where} holds the token id {wrong}; ids are 0 to {self.vocab - 1}", param=param)
+
+
+def pixel_bytes(request: Request) -> int:
+    return sum(len(image.pixels) for image in request.images)
 
 
 def _least_and_most(tokens: Sequence[int]) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kakera.cache.checkpoints import WORTH
 from kakera.cache.tree import Kind
 from kakera.contract.grid import PAGE
+from kakera.contract.images import ImageSpan
 from kakera.contract.request import Boundary
 
 _NEWEST = 8  # message ends saved densely; older ones one an octave of their distance from the prompt's end
@@ -28,9 +29,9 @@ def choose_saves(
         if start < position <= tokens and (known is None or WORTH[kind] > WORTH[known]):
             chosen[position] = kind
 
-    messages = [min(b.position, tokens) for b in boundaries if b.kind != "system"]
-    for position in _thin(messages, tokens):
-        want(position, "message")
+    for kinds in (("message", "prompt"), ("image",)):  # another question about the same image goes on at its end
+        for position in _thin((min(b.position, tokens) for b in boundaries if b.kind in kinds), tokens):
+            want(position, "message")
     for boundary in boundaries:
         if boundary.kind == "system":
             want(boundary.position, "system")
@@ -43,6 +44,10 @@ def choose_saves(
         if all(abs(position - other) >= position // 4 for other in better):
             want(position, "grid")
     return sorted(chosen.items())
+
+
+def image_ends(images: Iterable[ImageSpan]) -> Iterable[Boundary]:
+    return (Boundary(image.end, "image") for image in images)
 
 
 def grid_points(tokens: int, grid: int) -> list[int]:

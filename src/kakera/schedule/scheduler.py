@@ -8,18 +8,40 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kakera.cache.keys import LastKeys
 from kakera.cache.prefix import PrefixCache
-from kakera.contract.events import EngineStats, Event, Finished, FinishReason, Flushed, Progress, PromptLogprobs, Tokens
+from kakera.contract.events import (
+    LATE_STEPS,
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    Flushed,
+    Progress,
+    PromptLogprobs,
+    Tokens,
+)
 from kakera.contract.grid import PAGE, pages_for
+from kakera.contract.images import rope_positions
 from kakera.contract.request import NO_LIMIT, Request
-from kakera.contract.step import RowResult, SamplingInput, Segment, StepPlan, StepResult
+from kakera.contract.step import (
+    Action,
+    EncodeImage,
+    RowResult,
+    SamplingInput,
+    Segment,
+    StepPlan,
+    StepResult,
+)
 from kakera.errors import RequestRefused
 from kakera.schedule.admission import Admission
 from kakera.schedule.ahead import followers
 from kakera.schedule.budget import PrefillBudget, divide
 from kakera.schedule.disk import DiskWork, Tier
 from kakera.schedule.drafts import Checked, Drafts, Guess, count_accepted
-from kakera.schedule.limits import Limits
+from kakera.schedule.images import Embeddings, image_rows
+from kakera.schedule.lateness import Lateness
+from kakera.schedule.limits import Limits, pixel_bytes
 from kakera.schedule.queue import WaitingQueue
 from kakera.schedule.running import Running
 from kakera.schedule.sequence import Sequence
@@ -47,12 +69,15 @@ class Scheduler:
         self.running = Running(limits.slots)
         self.admission = Admission(limits, cache, clock)
         self.budget = PrefillBudget(limits.chunk, limits.target_seconds)
+        self.embeddings = Embeddings(limits.image_tokens)
+        self.lateness = Lateness()
         self.disk = None
         if disk is not None and cache.can_save:
             self.disk = DiskWork(disk, cache, self.admission, lambda: self.budget.token_seconds, clock)
         self._in_flight: StepPlan | None = None
         self._events: list[Event] = []
         self._arrivals = 0
+        self._last_keys = LastKeys()
         self._steps = 0
         self._last_step_at = clock()
 
@@ -72,8 +97,17 @@ class Scheduler:
         own = self.waiting.of(request.client, request.background)
         if request.client and own >= self.limits.share + free:
             raise _queue_full(f"{own} of your requests are waiting, which is your share")
+        if request.images:
+            self._refuse_pixels(request)
         self._arrivals += 1
-        self.waiting.push(Sequence(request, self._arrivals, self.clock(), allowed=allowed))
+        self.waiting.push(Sequence(request, self._arrivals, self.clock(), self._last_keys, allowed=allowed))
+
+    def _refuse_pixels(self, request: Request) -> None:
+        """Images wait as pixels, of which a small body may hold many."""
+        others = (sequence.request for sequence in (*self.waiting, *self.running.oldest_first()))
+        held = sum(pixel_bytes(other) for other in others if other.images)
+        if held + pixel_bytes(request) > self.limits.pixel_bytes:
+            raise _queue_full(f"images of other requests have {held:,} bytes of pixels")
 
     def allow(self, request_id: str, tokens: int) -> None:
         """Let a request generate up to `tokens` tokens in all; there it pauses. Unknown ids are ignored."""
@@ -122,7 +156,7 @@ class Scheduler:
         if not (decode or prefill or (self.disk is not None and self.cache.has_actions)):
             return None
         self._steps += 1
-        before, after = self.cache.take_actions(), self.cache.sink_actions()
+        before, after = self.cache.take_actions() + self._encodes(prefill), self.cache.sink_actions()
         self._in_flight = StepPlan(self._steps, before, tuple(decode), tuple(prefill), after, may_follow)
         return self._in_flight
 
@@ -173,14 +207,30 @@ class Scheduler:
         return {sequence.id: sequence.sampling_input() for sequence in running if sequence is not None}
 
     def _segments(self, prompts: list[Sequence], shares: list[int]) -> list[Segment]:
-        """Rows of the prompts' shares, cut where the step would save more than it may."""
-        rows, left = [], self.limits.saves
+        """Rows of the prompts' shares, cut where the step would save more than it may, or encode more of images than
+        a chunk of tokens."""
+        rows, left, encoded = [], self.limits.saves, 0
         for sequence, share in zip(prompts, shares, strict=True):
-            end, passed = sequence.fit_saves(sequence.computed + share, left)
-            left -= passed
-            if end > sequence.computed:
+            images, start = sequence.request.images, sequence.computed
+            end, tokens = self.embeddings.reach(
+                images, start, start + share, self.limits.chunk - encoded, first=not encoded
+            )
+            end, passed = sequence.fit_saves(end, left)
+            left, encoded = left - passed, encoded + tokens
+            if end > start:
                 rows.append(self._row(sequence, end))
         return rows
+
+    def _encodes(self, rows: list[Segment]) -> tuple[Action, ...]:
+        """What makes the embeddings ready that these rows need."""
+        named = [(self.running.get(row.request_id), {part.digest for part in row.images}) for row in rows]
+        needed = [i for s, digests in named if s is not None for i in s.request.images if i.digest in digests]
+        actions = self.embeddings.take(needed)
+        for action in actions:
+            if isinstance(action, EncodeImage):
+                self.cache.counters["images_encoded"] += 1
+                self.cache.counters["image_tokens_encoded"] += action.rows * action.columns
+        return actions
 
     def _row(self, sequence: Sequence, known: int, guess: Guess | None = None) -> Segment:
         """The tokens not computed yet, up to number `known`, and guesses behind them."""
@@ -200,6 +250,8 @@ class Scheduler:
             sampled=1 + len(drafts) if known_all and sequence.request.sampling.max_tokens > 0 else 0,
             scored=sequence.scored(end),
             saves=self.cache.reserve(lease, saves),
+            positions=rope_positions(sequence.request.images, sequence.computed, end),
+            images=image_rows(sequence.request.images, sequence.computed, end),
             propose=0 if guess is None else guess.propose,
         )
 
@@ -207,12 +259,12 @@ class Scheduler:
         """A page for the next token: free, evicted, or taken from the youngest request. False if it was this one's own.
 
         Only the youngest is ever preempted (of those that wait for their readers, if there are any), so the oldest that
-        can go on always finishes.
+        can go on always finishes; if others have taken memory of the card that it needs, once that is back.
         """
         while sequence.lease is not None and len(sequence.lease.pages) * PAGE < len(sequence.tokens):
             if self.cache.grow(sequence.lease):
                 break
-            if len(self.running) == 1:
+            if len(self.running) == 1 and self.cache.device.count == self.limits.pages:
                 self._end(sequence, "length")  # it fills the whole pool
             else:
                 self._preempt(self.running.victim())
@@ -232,8 +284,11 @@ class Scheduler:
         self._in_flight = None
         self._last_step_at = self.clock()
         prefilled = sum(len(row.tokens) for row in plan.prefill)
-        if plan.prefill or (plan.rows and not any(row.drafts for row in plan.decode)):
+        drafted = any(row.drafts for row in plan.decode)
+        encoded = any(isinstance(action, EncodeImage) for action in plan.before)  # takes its own time
+        if (plan.prefill or (plan.rows and not drafted)) and not encoded:
             self.budget.observe(prefilled, result.seconds)
+            self.lateness.observe(plan, result.seconds)
         self.cache.counters["prefilled_tokens"] += prefilled
         results = {row.request_id: row for row in result.rows}
         checked = []
@@ -256,6 +311,7 @@ class Scheduler:
         assert lease is not None
         if result is None or result.error:
             self.cache.forfeit(lease)
+            self.embeddings.distrust(row.images)
             result = result or RowResult(row.request_id, error="the runner returned nothing for this request")
             self._end(sequence, "error", result.error, result.code)
             return 0
@@ -323,19 +379,50 @@ class Scheduler:
     def flush(self) -> tuple[Flushed, StepPlan]:
         """Forget every prefix that no running request holds. The plan carries it out; it is not to be committed."""
         assert self._in_flight is None, "flush while a plan is in flight"
-        return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions())
+        return self.cache.flush(), StepPlan(self._steps, self.cache.take_actions() + self.embeddings.flush())
+
+    def resize(self, pages: int) -> tuple[int, StepPlan]:
+        """Use the device's first `pages` pages, or as few more as running requests hold and go on in (`Limits.room`):
+        how many it are. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "resize while a plan is in flight"
+        room = sum(self._pages_ahead(sequence) for sequence in self.running.oldest_first())
+        return self.cache.resize(pages, room), StepPlan(self._steps, self.cache.take_actions())
+
+    def _pages_ahead(self, sequence: Sequence) -> int:
+        """Pages beyond its own that a running request needs for its next `room` tokens."""
+        assert sequence.lease is not None
+        left = sequence.request.sampling.max_tokens - sequence.completion_tokens
+        end = min(len(sequence.tokens) + min(left, self.limits.room), self.limits.context)
+        return max(0, pages_for(end) - len(sequence.lease.pages))
+
+    def admit_up_to(self, slots: int) -> None:
+        """From now on nobody is admitted while so many requests run. Who runs goes on."""
+        self.admission.slots = slots
+
+    def suspend(self) -> StepPlan:
+        """Everybody who runs goes back to the queue, and the device holds nothing any more: states and pages are in the
+        host store. The plan carries it out; it is not to be committed."""
+        assert self._in_flight is None, "suspend while a plan is in flight"
+        for sequence in reversed(self.running.oldest_first()):
+            self._preempt(sequence)
+        self.cache.demote()
+        return StepPlan(self._steps, self.cache.take_actions())
 
     def stats(self) -> EngineStats:
         now = self.clock()
+        waiting = list(self.waiting)
         return EngineStats(
             running=len(self.running),
-            waiting=len(self.waiting),
-            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in self.waiting),
+            waiting=len(waiting),
+            paused=sum(s.paused for s in self.running.oldest_first()) + sum(s.paused for s in waiting),
+            held_back=sum(self.admission.is_held_back(s) and not s.paused for s in waiting),
             pages_free=self.cache.available,
             pages_cached=self.cache.tree.unlocked,
             pages_total=self.limits.pages,
+            pages_lent=self.limits.pages - self.cache.device.count,
             slots_free=self.running.slots.free,
             slots_total=self.limits.slots,
+            slots_lent=self.limits.slots - self.admission.slots,
             host_bytes_used=self.cache.host.used,
             host_bytes_total=self.cache.host.limit,
             steps=self._steps - (self._in_flight is not None),
@@ -348,4 +435,5 @@ class Scheduler:
 
     def _counters(self) -> dict[str, float]:
         of_disk = self.disk.tier.counters if self.disk is not None else {}
-        return {**self.cache.counters, **of_disk, "checkpoints": len(self.cache.checkpoints.published)}
+        mine = {"checkpoints": len(self.cache.checkpoints.published), LATE_STEPS: self.lateness.found}
+        return {**self.cache.counters, **of_disk, **mine}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
-from kakera.cache.keys import PageKey, page_keys
+from kakera.cache.keys import LastKeys, PageKey, page_keys
 from kakera.cache.lease import Lease
 from kakera.cache.match import Match
 from kakera.cache.tree import Kind
 from kakera.contract.events import Active, FinishReason, TokenLogprob, Usage
 from kakera.contract.grid import PAGE
+from kakera.contract.images import page_extras
 from kakera.contract.request import NO_LIMIT, Request, packed
 from kakera.contract.step import RowResult, SamplingInput, Segment
 from kakera.schedule.depths import Depths
@@ -28,6 +29,7 @@ class Sequence:
     request: Request
     arrival: int
     submitted_at: float
+    last_keys: InitVar[LastKeys | None] = None
     tokens: array[int] = field(init=False)
     keys: list[PageKey] = field(default_factory=list)
     target: int = 0
@@ -52,11 +54,13 @@ class Sequence:
     credit: float | None = None  # seconds that drafts may cost it (drafts.py)
     depths: Depths = field(default_factory=Depths)  # how often its draft layer is right
     proposed: tuple[int, ...] = ()  # what that guesses next
+    extras: dict[int, bytes] = field(init=False)  # what the keys of its pages say beside their tokens
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, last_keys: LastKeys | None) -> None:
         self.loops = LoopGuard() if self.request.sampling.loop_guard else None
         self.tokens = packed(self.request.tokens)
-        self.keys = page_keys(self.tokens, self.request.salt)
+        self.extras = page_extras(self.request.images)
+        self.keys = (last_keys or LastKeys()).page_keys(self.tokens, self.request.salt, self.extras)
 
     @property
     def id(self) -> str:
@@ -178,7 +182,7 @@ class Sequence:
         taken = self.tokens[known:].tolist()
         self.computed = row.start + (len(taken) if decoding else len(row.tokens))
         if len(self.tokens) >= (len(self.keys) + 1) * PAGE:
-            self.keys += page_keys(self.tokens, self.request.salt, self.keys)
+            self.keys += page_keys(self.tokens, self.request.salt, self.keys, self.extras)
         if self.computed == self.target == self.prompt_tokens and self.request.sampling.max_tokens == 0:
             reason = "length"
         return taken, reason

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from kakera import __version__
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
+from kakera.run.process.kv_events import KvEvents
 from kakera.server.anthropic.routes import messages_routes
 from kakera.server.http.access import OPEN, Access
 from kakera.server.http.drain import DrainGate
@@ -24,6 +25,7 @@ from kakera.server.http.intake import Intake
 from kakera.server.http.openapi import ERRORS, JSON_ERRORS
 from kakera.server.http.request_limits import BODY_SECONDS, RequestLimits
 from kakera.server.http.request_limits import body_limit as largest_body
+from kakera.server.http.sleep import IdleSleep, SleepGate
 from kakera.server.http.sse import CLIENT_CLOSED_REQUEST, ClientLeft
 from kakera.server.metrics.record import record_refusal
 from kakera.server.model import ServedModel
@@ -36,6 +38,7 @@ from kakera.server.operate.docs import docs_routes
 from kakera.server.operate.health import health_routes
 from kakera.server.operate.page import PATHS, page_routes
 from kakera.server.operate.router import router_routes
+from kakera.server.operate.sleep import sleep_routes
 from kakera.server.operate.spill import SpillWatch
 from kakera.server.operate.status import status_routes
 from kakera.server.operate.sweep import sweep_routes
@@ -54,16 +57,19 @@ def create_app(
     plan: Plan | None = None,
     watch: EngineWatch | None = None,
     access: Access = OPEN,
+    idle_sleep: IdleSleep | None = None,
     body_limit: int | None = None,
     body_seconds: float = BODY_SECONDS,
+    kv_events: KvEvents | None = None,
 ) -> FastAPI:
     """`plan` is what the page compares memory with. `watch` may carry what to do when the engine dies. With keys, all
     but /health, /metrics and the page's files need one, and the routes' description is switched off.
-    `body_limit` is in bytes; without it, it follows from the context."""
+    `body_limit` is in bytes; without it, it follows from the context. `kv_events`: where the engine says what is
+    cached."""
     watch = watch or EngineWatch(engine)
-    body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest)
+    body_limit = body_limit or largest_body(engine.limits.context, model.tokenizer.longest, model.sees)
     service = Service(engine, model, watch, Intake(body_limit), access=access)
-    spill = SpillWatch(engine) if plan and plan.target.has_cards else None
+    spill = SpillWatch(engine, service.metrics.note_spill) if plan and plan.target.has_cards else None
     refusals = Refusals(partial(record_refusal, service.metrics))
 
     @contextlib.asynccontextmanager
@@ -71,6 +77,8 @@ def create_app(
         tasks = [asyncio.create_task(watch.run())]
         if spill:
             tasks.append(asyncio.create_task(spill.run(watch)))
+        if idle_sleep:
+            tasks.append(asyncio.create_task(service.sleep.when_idle(idle_sleep)))
         yield
         for task in tasks:
             task.cancel()
@@ -100,9 +108,10 @@ def create_app(
         responses_routes(service),
         text_routes(service),
         health_routes(service),
-        router_routes(service, plan),
+        router_routes(service, plan, kv_events),
         status_routes(service, plan, spill=spill),
         sweep_routes(service),
+        sleep_routes(service),
         page_routes(),
     ):
         app.include_router(router)
@@ -123,6 +132,7 @@ def create_app(
         refusals=refusals,
         emptied=service.intake.give_back_soon,
     )
+    app.add_middleware(SleepGate, sleep=service.sleep, paths=GENERATING, refusals=refusals)
     app.add_middleware(DrainGate, drain=service.drain, paths=GENERATING, refusals=refusals)
     app.add_middleware(Guard, access=access, open_paths=("/health", "/metrics", *PATHS), refusals=refusals)
     if access.origins:  # outermost: a page elsewhere must be able to read refusals, and its preflights have no key

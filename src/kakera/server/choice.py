@@ -15,6 +15,7 @@ from kakera.chat.tags import END_TAGS
 from kakera.chat.thinking import ThinkSplitter
 from kakera.chat.tools import CallDelta, ToolCallParser
 from kakera.contract.events import Finished, Progress, TokenLogprob, Tokens, Usage
+from kakera.contract.images import ImageSpan
 from kakera.contract.request import Boundary, Request, Sampling
 from kakera.text.detokenize import Detokenizer
 from kakera.text.stops import StopMatcher
@@ -46,12 +47,21 @@ class Job:
     client: str = ""  # who asks, as Request.client
     salt: bytes = b""  # as Request.salt; what the request says, until it is generated
     background: bool = False  # as Request.background
+    images: tuple[ImageSpan, ...] = ()
 
     def request(self, choice: int) -> Request:
         name = f"{self.id}-{choice}" if self.choices > 1 else self.id
         sampling = replace(self.sampling, choice=choice)
         return Request(
-            name, self.tokens, sampling, self.boundaries, self.salt, self.cache, self.client, self.background
+            name,
+            self.tokens,
+            sampling,
+            self.boundaries,
+            self.salt,
+            self.cache,
+            self.client,
+            self.background,
+            self.images,
         )
 
 

@@ -56,6 +56,11 @@ TABLE: list[tuple[str, tuple[Any, ...], str]] = [
     ("continue_final_message", (False,), "a last message of the assistant is not continued"),
     ("include_stop_str_in_output return_token_ids return_tokens_as_token_ids", (False,), "leave it out"),
     ("skip_special_tokens", (True,), "leave it out"),
+    (
+        "mm_processor_kwargs images_kwargs videos_kwargs max_pixels min_pixels",
+        ({},),
+        "an image's detail low and kakera serve --image-tokens limit how large it is",
+    ),
     ("modalities audio", (["text"], []), "this model writes text only"),
     ("web_search_options", (), "nothing is searched here; declare a tool that the client runs"),
 ]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kakera.contract.events import (
     ENGINE_ERROR,
     INVALID_GRAMMAR,
+    EngineStats,
     Event,
     Finished,
     Progress,
@@ -21,6 +22,7 @@ from kakera.contract.events import (
     Tokens,
     Usage,
 )
+from kakera.contract.grid import PAGE, pages_for
 from kakera.errors import RequestRefused
 from kakera.run.interface import AsyncEngine
 from kakera.server.choice import ChoiceText, Delta, Job
@@ -33,16 +35,31 @@ STATUS = {ENGINE_ERROR: 500, INVALID_GRAMMAR: 400}  # by the code of an error
 
 @dataclass(eq=False)
 class Generation:
-    """Runs a Job on the engine, once."""
+    """Runs a Job on the engine, once. `load`: the engine's figures as they were last heard."""
 
     engine: AsyncEngine
     tokenizer: Tokenizer
     job: Job
     record: RequestRecord
+    load: Callable[[], EngineStats] = EngineStats
     usages: list[Usage] = field(default_factory=list)
     reasoning_tokens: int = 0  # of the choices that have ended
+    _begun: bool = False  # the engine has said something about it
     _merged: asyncio.Queue[Delta | Exception | None] = field(default_factory=asyncio.Queue)
     _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(UNREAD_DELTAS))  # for Deltas in _merged
+
+    @property
+    def standing(self) -> str:
+        """What it does, for a client that has not seen anything for a while."""
+        load = self.load()
+        there = load.pages_total - load.pages_lent
+        if load.pages_lent and pages_for(len(self.job.tokens) + 1) > there:
+            return (
+                f"waiting for memory of the card that other programs have: what is under {there * PAGE} tokens runs now"
+            )
+        if self._begun:
+            return "still working"
+        return f"waiting for a place: {load.running} running, {load.waiting} waiting"
 
     def end(self, error: Exception) -> None:
         """Have `deltas` raise this, now or when it is asked."""
@@ -99,6 +116,9 @@ class Generation:
                     self.engine.abort(request.id)
 
     def _translate(self, event: Event, text: ChoiceText, choice: int) -> Delta:
+        self._begun = True
+        if isinstance(event, Progress) and choice == 0:
+            self.record.progress(event.done, event.total)
         match event:
             case Tokens():
                 self.record.tokens(choice, len(event.tokens))
@@ -114,9 +134,6 @@ class Generation:
                 self.reasoning_tokens += delta.reasoning_tokens
                 self.record.choice_ended(event.code if event.code == "loop" else delta.finish or "stop")
                 return delta
-            case Progress() if choice == 0:
-                self.record.progress(event.done, event.total)
-                return Delta(choice)
             case _:
                 return Delta(choice)
 

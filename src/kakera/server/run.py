@@ -14,10 +14,12 @@ from kakera.errors import EngineDied
 from kakera.plan.plan import Plan
 from kakera.run.interface import AsyncEngine
 from kakera.run.process.engine_process import settle, show_crashes
+from kakera.run.process.kv_events import KvEvents
 from kakera.server.app import create_app
 from kakera.server.http.access import OPEN, Access
 from kakera.server.http.connection import CONNECTIONS, KEEP_ALIVE_SECONDS, allow_open_files
 from kakera.server.http.drain import Drain
+from kakera.server.http.sleep import IdleSleep
 from kakera.server.model import ServedModel
 from kakera.server.watch import STALL_SECONDS, EngineWatch
 
@@ -90,6 +92,8 @@ async def serve(
     keep_alive_seconds: int = KEEP_ALIVE_SECONDS,
     attend: Attendant = unattended,
     plan: Plan | None = None,
+    idle_sleep: IdleSleep | None = None,
+    kv_events: KvEvents | None = None,
 ) -> int:
     """Returns the exit status: 0 after a drain, which SIGINT, SIGTERM and POST /drain begin, 70 if the engine died or
     was given up.
@@ -112,7 +116,7 @@ async def serve(
             watch.give_up(error)
 
     watch = EngineWatch(engine, on_death=stop, stall_seconds=stall_seconds)
-    app = create_app(engine, model, plan=plan, watch=watch, access=access)
+    app = create_app(engine, model, plan=plan, watch=watch, access=access, idle_sleep=idle_sleep, kv_events=kv_events)
     config = uvicorn.Config(
         app,
         host=host,

@@ -22,6 +22,7 @@ from kakera.server.http.access import OPEN, Access
 from kakera.server.http.drain import Drain
 from kakera.server.http.guard import client_of, is_background
 from kakera.server.http.intake import Intake
+from kakera.server.http.sleep import Sleep
 from kakera.server.metrics.prometheus import Metrics
 from kakera.server.metrics.record import RequestRecord
 from kakera.server.model import ServedModel
@@ -42,12 +43,14 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     arriving: int = 0  # requests that become jobs just now: a long prompt is tokenised for a second
     drain: Drain = field(init=False)
+    sleep: Sleep = field(init=False)
     _noted: set[str] = field(default_factory=set)
     _generations: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
     _stopped: Exception | None = None
 
     def __post_init__(self) -> None:
         self.drain = Drain(self.stop)
+        self.sleep = Sleep(self.engine, self.interrupt)
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestRefused (404) for a model that is not served here."""
@@ -105,14 +108,18 @@ class Service:
         name = client_of(request.scope, self.access)
         salts = [name.encode() if self.access.cache_per_key else b"", job.salt]
         job = replace(job, client=name, salt=b"\0".join(salts) if any(salts) else b"", background=background)
-        generation = Generation(self.engine, self.model.tokenizer, job, record)
+        generation = Generation(self.engine, self.model.tokenizer, job, record, lambda: self.watch.last)
         self._generations.add(generation)
         return generation
 
     def stop(self, error: Exception | None = None) -> None:
-        """Give everybody who still waits an error, so that nobody is cut off in silence."""
+        """Give everybody who still waits, or comes, an error, so that nobody is cut off in silence."""
         error = error or RequestRefused("the server is stopping; send it again", status=503, code="server_stopping")
         self._stopped = self._stopped or error
+        self.interrupt(error)
+
+    def interrupt(self, error: Exception) -> None:
+        """Whoever waits for an answer gets this error."""
         for generation in list(self._generations):
             generation.end(error)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from kakera.plan.asleep import asleep_bytes
 from kakera.plan.plan import Plan
 from kakera.plan.speed import Speed
 
@@ -51,7 +52,7 @@ def host_bytes(plan: Plan) -> int:
 
 def bounds(plan: Plan, speed: Speed, file_bytes: int) -> Bounds:
     first = plan.target.patience.first_token_seconds
-    planned = host_bytes(plan)
+    planned = host_bytes(plan) + asleep_bytes(plan)  # a service may be told to sleep at any time
     return Bounds(
         stall_seconds=stall_seconds(plan, speed),
         start_seconds=START_LEAST + file_bytes / DISK_BYTES + first,

@@ -19,7 +19,9 @@ _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _UNITS = {"": 1, **_DECIMAL, **_BINARY}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t|ki|mi|gi|ti)?b?")
-HINT = "use auto, cpu, cpu:4GB, sizes such as 12GB,12GB (10^9 bytes) or 12GiB, or names such as rtx5070,rtx5070"
+HINT = (
+    "use auto, cpu, cpu:4GB, cpu,cpu, sizes such as 12GB,12GB (10^9 bytes) or 12GiB, or names such as rtx5070,rtx5070"
+)
 MOST_BYTES = 2**60  # of a size that is written down
 DESKTOP_BYTES = 256 * 10**6  # a display takes about this much; more is worth a warning
 
@@ -42,7 +44,8 @@ class Device:
 @dataclass(frozen=True)
 class Machine:
     """`devices` compute and hold weights and KV; `ram` is the host's memory (of a CPU the same memory). `reserve`:
-    bytes of a device that stay free beyond the usual margin, because its driver is known to take them."""
+    bytes of a device that stay free beyond the usual margin, because its driver is known to take them. `processes`: on
+    a CPU, how many share the model."""
 
     target: Target
     devices: tuple[Device, ...]
@@ -50,6 +53,12 @@ class Machine:
     ram_used: int = 0
     warnings: tuple[str, ...] = ()
     reserve: int = 0
+    processes: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Parts of a model, each with a process of its own."""
+        return len(self.devices) if self.target.has_cards else self.processes
 
 
 def parse_bytes(text: str) -> int:
@@ -72,6 +81,8 @@ def resolve(gpus: str) -> Machine:
         return Machine(CUDA, found, total, used, warnings, _reserve(found)) if found else resolve("cpu")
     if text == "cpu":
         return Machine(CPU, (Device("cpu", total, used),), total, used)
+    if text.replace(" ", "") == ",".join(["cpu"] * (text.count(",") + 1)):
+        return replace(resolve("cpu"), processes=text.count(",") + 1)
     if text.startswith("cpu:"):
         return _part_of_host(text.removeprefix("cpu:").strip(), total)
     devices = tuple(_named(part.strip()) for part in text.split(","))

@@ -53,7 +53,7 @@ class Target:
     defaults: Defaults
     patience: Patience
     overheads: tuple[Overhead, ...]  # on each device
-    group_overheads: tuple[Overhead, ...]  # on each of several that share a model
+    group_overheads: tuple[Overhead, ...]  # on each of several that share a model; on a CPU for each but the first
     server_host_bytes: int  # of the server's process, where the device has a memory of its own
     card_host_bytes: int  # of the engine's process, for each device, likewise
     staged: int | None  # checkpoints on their way to the host at a time; None: they are stored where they are computed
@@ -89,7 +89,7 @@ CPU = Target(
     # Resident sets measured on Linux, torch 2.13 CPU: engine process 235 MB before the weights, server 80 MB with a
     # 16K-token vocabulary, its helpers 13 MB; a 248K-token vocabulary and allocator slack take the rest.
     overheads=(Overhead("server and engine processes", 640 * MIB, "estimate: Python, torch, tokenizer"),),
-    group_overheads=(),
+    group_overheads=(Overhead("engine processes of other ranks", 256 * MIB, "estimate: Python and torch, each"),),
     server_host_bytes=0,
     card_host_bytes=0,
     staged=None,
@@ -108,7 +108,7 @@ CUDA = Target(
         Overhead("CUDA context and modules", 640 * MIB, "estimate"),
         Overhead("CUDA graphs", 128 * MIB, "estimate"),
     ),
-    group_overheads=(Overhead("NCCL buffers", 160 * MIB, "estimate, several cards only"),),
+    group_overheads=(),
     server_host_bytes=320 * MIB,  # guesses as well: a CUDA build of torch loads far larger libraries than the CPU build
     card_host_bytes=1280 * MIB,
     staged=2,  # a step rarely saves more: end of a message and the end of the prompt

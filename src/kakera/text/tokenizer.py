@@ -27,6 +27,7 @@ from kakera.text.slices import SLICE, slices
 from kakera.text.unicode import well_formed
 
 CACHE_TOKENS = 2_000_000  # 4 bytes each: ten conversations of 200K tokens in 8 MB, their text apart
+SMALL = 1_048_576  # characters, not estimated, which takes 6 ms in a turn of 190K tokens: making their tokens takes 1 s
 NFC_SHRINKS = 3  # times, in bytes, at most: U+212A becomes K, three conjoining jamo become one syllable
 INEXACT = 0.9  # of the tokens of a text that was cut anywhere, the whole has more
 
@@ -125,14 +126,15 @@ class Tokenizer:
         """Bytes of the longest token."""
         return self._shares[-1][0]
 
-    def least_tokens(self, text: str) -> int:
-        """A number that the text's tokens can not be below, without making them; 0 for a text of one slice.
+    def least_tokens(self, text: str, hidden: str = "") -> int:
+        """A number that the text's tokens can not be below, without making them; 0 for a text of up to `SMALL`.
 
         Of each byte's token the byte is 1/n at least, where n is the length of the longest token that has such a byte;
-        so the sum of these over the text is never above its tokens. 30 MB take 0.1 s.
+        so the sum of these over the text is never above its tokens. 30 MB take 0.1 s. `hidden` does not count.
         """
-        if len(text) <= SLICE or self._shrinks is None:
+        if len(text) <= SMALL or self._shrinks is None:
             return 0
+        text = text.replace(hidden, "") if hidden else text
         shrinks = 1 if text.isascii() else self._shrinks
         share = 0.0
         for start in range(0, len(text), SLICE):

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from kakera.arch.formats import refuse_tensors
+from kakera.arch.parts import of_first
 from kakera.arch.registry import load_spec
+from kakera.arch.shard import can_share, of_rank
 from kakera.arch.spec import ModelSpec
+from kakera.arch.tensors import Cut
+from kakera.arch.tower_files import tower_headers
 from kakera.arch.weigh import Entry
 from kakera.errors import CheckpointError
 from kakera.ops.codec.coded import CodedLinear
 from kakera.weights import escha, exl3, int8, plain, synthetic
-from kakera.weights.files import stored_tensors
+from kakera.weights.files import StoredTensor, stored_tensors
 from kakera.weights.leaves import Leaves
 
 
@@ -28,7 +32,13 @@ class Format(Protocol):
     def shape(self, leaves: Leaves) -> tuple[int, ...]: ...
 
     def read(
-        self, leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device
+        self,
+        leaves: Leaves,
+        out_channels: int,
+        in_channels: int,
+        dtype: torch.dtype,
+        device: str | torch.device,
+        cut: Cut | None = None,
     ) -> Tensor: ...
 
 
@@ -39,25 +49,39 @@ class Checkpoint:
     """Tensors by canonical name: `model.layers.N...`, `model.embed_tokens`, `model.norm`, `lm_head`, `mtp...`.
 
     Nothing but file headers is read before a tensor is asked for; every tensor is read once per call.
+    Of a rank's checkpoint (`rank` of `ranks`) every tensor is the part that its declaration gives the rank; shapes that
+    are asked for, as those that are stored, are of the whole. `own`: the declaration of the parts.
     Every method raises CheckpointError naming the tensor and the file if what is stored is not what is asked for.
     """
 
-    def __init__(self, directory: Path, spec: ModelSpec, modules: dict[str, Leaves], *, escha_bias: bool = False):
+    def __init__(
+        self,
+        directory: Path,
+        spec: ModelSpec,
+        modules: dict[str, Leaves],
+        *,
+        escha_bias: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
+    ):
         self.directory = directory
-        self.spec = spec
+        self.spec, self.own = spec, of_rank(spec, rank, ranks)
         self._modules = modules
         self._escha_bias = escha_bias
-        self._aliases = {name: tensor.alias for name, tensor in spec.tensors().items() if tensor.alias}
+        self._rank, self._ranks = rank, ranks
+        self._declared = spec.tensors(draft=True)
 
     @staticmethod
-    def open(directory: Path, *, escha_bias: bool = False) -> Checkpoint:
+    def open(directory: Path, *, escha_bias: bool = False, rank: int = 0, ranks: int = 1) -> Checkpoint:
         """Read config.json and the headers of all files; weights that the config says are random are made up when they
         are read (`kakera.weights.synthetic`). `escha_bias`: add the biases that Escha files carry.
 
         Published Escha scores are without those biases, hence the default. Raises CheckpointError if a file is
-        missing or damaged, or if there are no such biases to add.
+        missing or damaged, if there are no such biases to add, or if so many ranks can not share the model.
         """
         spec = load_spec(directory)
+        if not can_share(spec, ranks):
+            raise CheckpointError(f"{directory}: {ranks} cards can not share this model evenly; run it on fewer")
         tensors = synthetic.tensors_of(directory, spec) or stored_tensors(directory, spec.names.beside)
         refuse_tensors(spec, tensors)
         modules: dict[str, Leaves] = {}
@@ -66,7 +90,26 @@ class Checkpoint:
             modules.setdefault(module, Leaves(module)).add(leaf, stored)
         if escha_bias and not any(escha.MARK in leaves and "bias" in leaves for leaves in modules.values()):
             raise CheckpointError(f"{directory} has no biases on Escha linears: there is nothing to switch on")
-        return Checkpoint(directory, spec, modules, escha_bias=escha_bias)
+        return Checkpoint(directory, spec, modules, escha_bias=escha_bias, rank=rank, ranks=ranks)
+
+    def part(self, name: str) -> Cut | None:
+        """What is read of a declared tensor; None: all of it."""
+        declared = self._declared.get(name)
+        return None if declared is None else declared.shard.cut(self._rank, self._ranks)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of what is read of a declared tensor."""
+        cut, declared = self.part(name), self._declared[name]
+        return declared.shape if cut is None else cut.shape(declared.shape)
+
+    @staticmethod
+    def of_tower(directory: Path, spec: ModelSpec) -> Checkpoint:
+        """The vision tower alone that lies in a directory, `spec` being that of the model which is to see with it."""
+        modules: dict[str, Leaves] = {}
+        for header in tower_headers(directory):
+            module, _, leaf = spec.names.canonical(header.name).rpartition(".")
+            modules.setdefault(module, Leaves(module)).add(leaf, StoredTensor(**vars(header)))
+        return Checkpoint(directory, spec, modules)
 
     def modules(self, *, vision: bool = False) -> list[str]:
         """Canonical names of all modules that own tensors, in natural order; those of the vision tower on request."""
@@ -95,7 +138,8 @@ class Checkpoint:
     ) -> Tensor:
         """Weight [O, I] of a linear, or rows [V, H] of an embedding, decoded from whatever format it is stored in."""
         leaves = self.leaves(self._stored(name))
-        return FORMATS[self.kind(leaves.module)].read(leaves, out_channels, in_channels, dtype, device)
+        read = FORMATS[self.kind(leaves.module)].read
+        return read(leaves, out_channels, in_channels, dtype, device, self.part(name))
 
     def bias(
         self,
@@ -104,11 +148,15 @@ class Checkpoint:
         dtype: torch.dtype = torch.float32,
         device: str | torch.device = "cpu",
     ) -> Tensor | None:
-        """Bias [O] of a linear, or None. Escha's biases count only with the switch `escha_bias`."""
+        """Bias [O] of a linear, or None. Escha's biases count only with the switch `escha_bias`. Of a linear whose
+        inputs are shared rank 0 alone has one: outputs are summed."""
         leaves = self.leaves(self._stored(name))
         if "bias" not in leaves or (escha.MARK in leaves and not self._escha_bias):
             return None
-        return leaves.read("bias", (out_channels,), dtype, device)
+        cut = self.part(name)
+        if self._rank and cut is not None and of_first(cut.axis, "bias"):
+            return None
+        return leaves.read("bias", (out_channels,), dtype, device, cut=cut)
 
     def tensor(
         self,
@@ -119,7 +167,7 @@ class Checkpoint:
     ) -> Tensor:
         """A plain tensor by its full name, `model.norm.weight` or `model.layers.0.linear_attn.A_log`."""
         module, _, leaf = name.rpartition(".")
-        return self.leaves(module, name).read(leaf, shape, dtype, device)
+        return self.leaves(module, name).read(leaf, shape, dtype, device, cut=self.part(name))
 
     def coded(
         self, name: str, out_channels: int, in_channels: int, device: str | torch.device = "cpu"
@@ -127,20 +175,29 @@ class Checkpoint:
         """The linear as it is coded (for kernels that decode on the fly), or None if it is not trellis-coded."""
         kind = self.kind(name)
         if kind == "escha":
-            return escha.read_coded(self.leaves(name), out_channels, in_channels, device)
+            return escha.read_coded(self.leaves(name), out_channels, in_channels, device, self.part(name))
         if kind == "exl3":
-            return exl3.read_coded(self.leaves(name), out_channels, in_channels, device)
+            return exl3.read_coded(self.leaves(name), out_channels, in_channels, device, self.part(name))
         return None
 
     def int8_rows(
         self, name: str, rows: int, columns: int, device: str | torch.device = "cpu"
     ) -> tuple[Tensor, Tensor] | None:
         """Codes int8 [rows, columns] and scales fp16 [rows] as stored, or None if the module is not int8."""
-        return int8.read_rows(self.leaves(name), rows, columns, device) if self.kind(name) == "int8" else None
+        if self.kind(name) != "int8":
+            return None
+        return int8.read_rows(self.leaves(name), rows, columns, device, self.part(name))
 
     def entries(self) -> list[Entry]:
         """One entry per linear or embedding, and one per tensor that is neither; for `kakera info`."""
         return [entry for name in self.modules() for entry in _entries(self._modules[name])]
+
+    def tower_bytes(self) -> int:
+        """Of a vision tower, 0 if none is stored, or not all of one."""
+        names = [tensor.name for tensor in self.spec.vision.tensors()] if self.spec.vision else []
+        if not all(self.has(name) for name in names):
+            return 0
+        return sum(self._modules[name.rpartition(".")[0]][name.rpartition(".")[2]].bytes for name in names)
 
     def check_complete(self, expected: Iterable[str]) -> None:
         """Raise if a module or tensor of `expected` is missing, or if one is stored that nobody expects.
@@ -166,7 +223,8 @@ class Checkpoint:
 
     def _stored(self, name: str) -> str:
         """The module that stands for `name`: another one for a tensor that is absent and declared as an alias."""
-        return name if name in self._modules else self._aliases.get(name, name)
+        declared = self._declared.get(name)
+        return name if name in self._modules or declared is None else declared.alias or name
 
     def _ignored(self, module: str) -> bool:
         return f"{module}.".startswith(self.spec.names.ignored)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.arch.tensors import Cut
 from kakera.errors import CheckpointError
 from kakera.ops.codec.coded import CodedLinear
 from kakera.weights.exl3 import code_bits, coded_shape
@@ -24,21 +25,31 @@ def shape(leaves: Leaves) -> tuple[int, ...]:
     return coded_shape(leaves, MARK)
 
 
-def read_coded(leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device) -> CodedLinear:
-    """The coded linear, with the extra scales folded in fp32 (folding in fp16 would cost one more rounding)."""
+def read_coded(
+    leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device, cut: Cut | None = None
+) -> CodedLinear:
+    """The coded linear, or a rank's part of it, with the extra scales folded in fp32 (folding in fp16 would cost one
+    more rounding)."""
     leaves.refuse_unknown(LEAVES, prefix="escha_")
     bits = code_bits(leaves, MARK, out_channels, in_channels)
     if bits not in BITS:
         raise CheckpointError(f"{leaves[MARK]} has {bits:g} bits a weight; Escha files have 2 or 3")
     _check_config(leaves, int(bits), out_channels, in_channels)
-    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,))
-    rin = leaves.read("escha_rin", (in_channels,), torch.float32, device, stored_as=FLOATS)
-    rout = leaves.read("escha_rout", (out_channels,), torch.float32, device, stored_as=FLOATS)
-    if "escha_s_in" in leaves:
-        rin *= leaves.read("escha_s_in", (in_channels,), torch.float32, device, stored_as=FLOATS)
-    if "escha_s_out" in leaves:
-        rout *= leaves.read("escha_s_out", (out_channels,), torch.float32, device, stored_as=FLOATS)
+    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,), cut=cut)
+    rin = _folded(leaves, ("escha_rin", "escha_s_in"), in_channels, device, cut)
+    rout = _folded(leaves, ("escha_rout", "escha_s_out"), out_channels, device, cut)
     return CodedLinear(code, rin, rout, "mcg")
+
+
+def _folded(
+    leaves: Leaves, names: tuple[str, str], channels: int, device: str | torch.device, cut: Cut | None
+) -> Tensor:
+    """The scale of one side, times the extra one if it is there."""
+    scale, extra = names
+    folded = leaves.read(scale, (channels,), torch.float32, device, stored_as=FLOATS, cut=cut)
+    if extra in leaves:
+        folded *= leaves.read(extra, (channels,), torch.float32, device, stored_as=FLOATS, cut=cut)
+    return folded
 
 
 def _check_config(leaves: Leaves, bits: int, out_channels: int, in_channels: int) -> None:
@@ -51,6 +62,13 @@ def _check_config(leaves: Leaves, bits: int, out_channels: int, in_channels: int
         raise CheckpointError(f"{stored} is {found}, expected {expected}: another codec than the one known here")
 
 
-def read(leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    """Weight [O, I], decoded."""
-    return read_coded(leaves, out_channels, in_channels, device).weight(dtype)
+def read(
+    leaves: Leaves,
+    out_channels: int,
+    in_channels: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    cut: Cut | None = None,
+) -> Tensor:
+    """Weight [O, I], decoded, or a rank's part of it."""
+    return read_coded(leaves, out_channels, in_channels, device, cut).weight(dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.arch.tensors import Cut
 from kakera.errors import CheckpointError
 from kakera.ops.codec import codebook
 from kakera.ops.codec.coded import CodedLinear
@@ -46,13 +47,15 @@ def code_bits(leaves: Leaves, leaf: str, out_channels: int, in_channels: int) ->
     return stored.shape[2] / 16
 
 
-def read_coded(leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device) -> CodedLinear:
-    """The linear as it is coded."""
+def read_coded(
+    leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device, cut: Cut | None = None
+) -> CodedLinear:
+    """The linear as it is coded, or a rank's part of it."""
     _checked(leaves)
     code_bits(leaves, MARK, out_channels, in_channels)
-    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,))
-    in_scale = _scale(leaves, "suh", "su", in_channels, device)
-    out_scale = _scale(leaves, "svh", "sv", out_channels, device)
+    code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,), cut=cut)
+    in_scale = _scale(leaves, "suh", "su", in_channels, device, cut)
+    out_scale = _scale(leaves, "svh", "sv", out_channels, device, cut)
     name = _codebook(leaves)
     _check_multiplier(leaves, name)
     return CodedLinear(code, in_scale, out_scale, name)
@@ -93,14 +96,23 @@ def _check_multiplier(leaves: Leaves, name: codebook.Name) -> None:
         raise CheckpointError(f"{stored} holds {found}, another codebook than the one known here, 0x{FLAGS[name]:08X}")
 
 
-def _scale(leaves: Leaves, scales: str, signs: str, channels: int, device: str | torch.device) -> Tensor:
+def _scale(
+    leaves: Leaves, scales: str, signs: str, channels: int, device: str | torch.device, cut: Cut | None
+) -> Tensor:
     if scales in leaves or signs not in leaves:
-        return leaves.read(scales, (channels,), torch.float32, device, stored_as=SCALE_DTYPES)
-    packed = leaves.read(signs, (channels // 16,), torch.int32, device, stored_as=(torch.int16,))
+        return leaves.read(scales, (channels,), torch.float32, device, stored_as=SCALE_DTYPES, cut=cut)
+    packed = leaves.read(signs, (channels // 16,), torch.int32, device, stored_as=(torch.int16,), cut=cut)
     bits = (packed[:, None] >> torch.arange(16, device=packed.device)) & 1
     return (1 - 2 * bits).flatten().float()
 
 
-def read(leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    """Weight [O, I], decoded."""
-    return read_coded(leaves, out_channels, in_channels, device).weight(dtype)
+def read(
+    leaves: Leaves,
+    out_channels: int,
+    in_channels: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    cut: Cut | None = None,
+) -> Tensor:
+    """Weight [O, I], decoded, or a rank's part of it."""
+    return read_coded(leaves, out_channels, in_channels, device, cut).weight(dtype)

@@ -6,8 +6,9 @@ positional reads do not, so loading never needs more than the tensors asked for 
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kakera.arch.stored import TensorHeader, read_headers, stored_headers
+from kakera.arch.tensors import Cut
 from kakera.errors import CheckpointError
 from kakera.target.as_torch import target_of
 
@@ -43,9 +45,11 @@ class StoredTensor(TensorHeader):
             raise CheckpointError(f"{self}: dtype {self.dtype} is not supported")
         return DTYPES[self.dtype]
 
-    def read(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Tensor:
+    def read(
+        self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", cut: Cut | None = None
+    ) -> Tensor:
         """See `read_tensor`. Made-up weights (`kakera.weights.synthetic`) override this."""
-        return read_tensor(self, dtype, device)
+        return read_tensor(self, dtype, device, cut=cut)
 
 
 def read_header(path: Path) -> list[StoredTensor]:
@@ -59,31 +63,75 @@ def stored_tensors(directory: Path, beside: Iterable[str]) -> list[StoredTensor]
 
 
 def read_tensor(
-    stored: StoredTensor, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", *, finite: bool = True
+    stored: StoredTensor,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    *,
+    finite: bool = True,
+    cut: Cut | None = None,
 ) -> Tensor:
-    """The tensor in its stored shape, converted to `dtype` (None: as stored) while it is read.
+    """The tensor in its stored shape, or the part of it that a rank holds, converted to `dtype` (None: as stored) while
+    it is read. Of the rest nothing is read.
 
     Raises CheckpointError if the file ends early, or (with `finite`) on a NaN or infinity.
     """
     source = stored.torch_dtype
-    result = torch.empty(stored.shape, dtype=dtype or source, device=device)
+    shape = stored.shape if cut is None else cut.shape(stored.shape)
+    result = torch.empty(shape, dtype=dtype or source, device=device)
     flat = result.view(-1)
     step = BUFFER_BYTES // source.itemsize
     direct = result.dtype == source and target_of(result.device).one_memory
     buffer = None if direct else torch.empty(min(step, flat.numel()), dtype=source)
     descriptor = os.open(stored.path, os.O_RDONLY)
     try:
-        for start in range(0, flat.numel(), step):
-            part = flat[start : start + step]
+        done = 0
+        for runs in _pieces(_runs(stored.shape, cut), step):
+            part = flat[done : done + sum(count for _, count in runs)]
             raw = part if buffer is None else buffer[: part.numel()]
-            _fill(descriptor, raw, stored, stored.offset + start * source.itemsize)
+            filled = 0
+            for first, count in runs:
+                _fill(descriptor, raw[filled : filled + count], stored, stored.offset + first * source.itemsize)
+                filled += count
             if finite and source.is_floating_point and not torch.isfinite(raw).all():
                 raise CheckpointError(f"{stored} contains NaN or infinity: the file is damaged")
             if buffer is not None:
                 part.copy_(raw)
+            done += filled
     finally:
         os.close(descriptor)
     return result
+
+
+def part_of(whole: Tensor, cut: Cut) -> Tensor:
+    """The part of a tensor that is there."""
+    return torch.cat([whole.narrow(cut.axis, begin, end - begin) for begin, end in cut.ranges], dim=cut.axis)
+
+
+def _runs(shape: tuple[int, ...], cut: Cut | None) -> Iterator[tuple[int, int]]:
+    """(first value, values) that lie together in the file, in the order in which they lie in the part."""
+    if cut is None:
+        yield 0, math.prod(shape)
+        return
+    inner, size = math.prod(shape[cut.axis + 1 :]), shape[cut.axis]
+    for outer in range(math.prod(shape[: cut.axis])):
+        for begin, end in cut.ranges:
+            yield (outer * size + begin) * inner, (end - begin) * inner
+
+
+def _pieces(runs: Iterable[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
+    """The runs in pieces of `most` values, cut where they are longer; only the last piece is shorter."""
+    piece: list[tuple[int, int]] = []
+    room = most
+    for first, count in runs:
+        while count:
+            taken = min(count, room)
+            piece.append((first, taken))
+            first, count, room = first + taken, count - taken, room - taken
+            if room == 0:
+                yield piece
+                piece, room = [], most
+    if piece:
+        yield piece
 
 
 def _fill(descriptor: int, raw: Tensor, stored: StoredTensor, offset: int) -> None:

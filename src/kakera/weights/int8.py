@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.arch.tensors import Cut
 from kakera.ops.int8 import int8_weight
 from kakera.weights.leaves import Leaves
 
@@ -21,11 +22,14 @@ def shape(leaves: Leaves) -> tuple[int, ...]:
     return leaves[MARK].shape
 
 
-def read_rows(leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device) -> tuple[Tensor, Tensor]:
-    """Codes int8 [O, I] and scales fp16 [O] as stored."""
+def read_rows(
+    leaves: Leaves, out_channels: int, in_channels: int, device: str | torch.device, cut: Cut | None = None
+) -> tuple[Tensor, Tensor]:
+    """Codes int8 [O, I] and scales fp16 [O] as stored, or a rank's part of them: every part of a row has its scale."""
     leaves.refuse_unknown(LEAVES)
-    q_OI = leaves.read(MARK, (out_channels, in_channels), None, device, stored_as=(torch.int8,))
-    scale_O = leaves.read(SCALE, (out_channels,), torch.float16, device, stored_as=(torch.float16, torch.float32))
+    floats = (torch.float16, torch.float32)
+    q_OI = leaves.read(MARK, (out_channels, in_channels), None, device, stored_as=(torch.int8,), cut=cut)
+    scale_O = leaves.read(SCALE, (out_channels,), torch.float16, device, stored_as=floats, cut=cut)
     return q_OI, scale_O
 
 
@@ -37,6 +41,13 @@ def encode(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
     return (weight_OI / step_O[:, None]).round().clamp(-127, 127).to(torch.int8), scale_O
 
 
-def read(leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    """Weight [O, I]."""
-    return int8_weight(*read_rows(leaves, out_channels, in_channels, device), dtype)
+def read(
+    leaves: Leaves,
+    out_channels: int,
+    in_channels: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    cut: Cut | None = None,
+) -> Tensor:
+    """Weight [O, I], or a rank's part of it."""
+    return int8_weight(*read_rows(leaves, out_channels, in_channels, device, cut), dtype)

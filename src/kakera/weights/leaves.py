@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kakera.arch.parts import leaf_cut
+from kakera.arch.tensors import BLOCK, Cut
 from kakera.errors import CheckpointError
 from kakera.weights.files import StoredTensor
 
@@ -51,14 +53,22 @@ class Leaves:
         device: str | torch.device = "cpu",
         *,
         stored_as: Collection[torch.dtype] | None = None,
+        cut: Cut | None = None,
     ) -> Tensor:
-        """The tensor, converted to `dtype`. Raises CheckpointError if its shape or stored dtype is another one."""
+        """The tensor, converted to `dtype`; `cut`: of the module's weight, of which this is to be the part. Raises
+        CheckpointError if the shape of the whole or the stored dtype is another one, or if it can not be cut there."""
         stored = self[leaf]
         if stored.shape != shape:
             raise CheckpointError(f"{stored} has shape {list(stored.shape)}, the model needs {list(shape)}")
         if stored_as is not None and stored.torch_dtype not in stored_as:
             raise CheckpointError(f"{stored} is stored as {stored.dtype}, expected {_words(stored_as)}")
-        return stored.read(dtype, device)
+        try:
+            return stored.read(dtype, device, leaf_cut(cut, leaf))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{stored} is coded in runs of {BLOCK} channels and can not be cut between cards: {error}; run this "
+                "model on fewer cards"
+            ) from None
 
     def refuse_unknown(self, known: Collection[str], prefix: str = "") -> None:
         """Raise on a leaf that this version does not understand: guessing would give wrong weights silently."""

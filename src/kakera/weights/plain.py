@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kakera.arch.tensors import Cut
 from kakera.weights.leaves import Leaves
 
 MARK = "weight"
@@ -17,7 +18,14 @@ def shape(leaves: Leaves) -> tuple[int, ...]:
     return leaves[MARK].shape
 
 
-def read(leaves: Leaves, out_channels: int, in_channels: int, dtype: torch.dtype, device: str | torch.device) -> Tensor:
-    """Weight [O, I]."""
+def read(
+    leaves: Leaves,
+    out_channels: int,
+    in_channels: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    cut: Cut | None = None,
+) -> Tensor:
+    """Weight [O, I], or a rank's part of it."""
     leaves.refuse_unknown(LEAVES)
-    return leaves.read(MARK, (out_channels, in_channels), dtype, device, stored_as=STORED)
+    return leaves.read(MARK, (out_channels, in_channels), dtype, device, stored_as=STORED, cut=cut)

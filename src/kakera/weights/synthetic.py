@@ -19,11 +19,11 @@ from torch import Tensor
 
 from kakera.arch.spec import ModelSpec
 from kakera.arch.stored import read_config
-from kakera.arch.tensors import BLOCK, Values
+from kakera.arch.tensors import BLOCK, Cut, Values
 from kakera.arch.tensors import Tensor as Declared
 from kakera.errors import CheckpointError
 from kakera.plan.weights import RANDOM_WEIGHTS
-from kakera.weights.files import DTYPES, StoredTensor
+from kakera.weights.files import DTYPES, StoredTensor, part_of
 
 CODE_DEVIATION = 1.24411  # of the mcg codebook under uniform states
 INT8_DEVIATION = 73.6  # of whole numbers, uniform in -127 .. 127
@@ -42,12 +42,16 @@ class RandomTensor(StoredTensor):
     seed: int
     fill: Fill
 
-    def read(self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Tensor:
-        """As StoredTensor.read; made on the device."""
+    def read(
+        self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", cut: Cut | None = None
+    ) -> Tensor:
+        """As StoredTensor.read; made on the device, whole, and cut then: all ranks see parts of one model. For a moment
+        a card holds 1.3 GB of an embedding that it keeps half of; it is read before anything else."""
         digest = hashlib.sha256(f"{self.seed} {self.name}".encode()).digest()
         generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7]))
         stored = self.fill(self.shape, self.torch_dtype, generator).to(self.torch_dtype)
-        return stored if dtype is None else stored.to(dtype)
+        part = stored if cut is None else part_of(stored, cut)
+        return part if dtype is None else part.to(dtype)
 
 
 def tensors_of(directory: Path, spec: ModelSpec) -> list[RandomTensor]:

@@ -29,9 +29,10 @@ class FullAttention:
         self._spec, self._layers, yarn = spec, layers, spec.attention.yarn
         self._frequencies_F = frequencies(spec.rotary_dim, spec.rope_theta, yarn).to(device)
         self._scale = 1.0 if yarn is None else yarn.scale
+        self._axes_F = None if spec.vision is None else torch.tensor(spec.vision.axes, device=device)
 
     def plan(self, batch: Batch, attention: Attention, states: StatePool) -> _Pass:
-        rotary = Rotary.at(batch.positions_T, self._frequencies_F, self._scale)
+        rotary = Rotary.at(batch.positions_T, self._frequencies_F, self._scale, self._axes_F)
         return _Pass(self._spec, self._layers, rotary, attention.plan(batch), batch.decode_tokens)
 
     def commit(self, kept: Sequence[Kept], states: StatePool) -> None:

@@ -7,15 +7,16 @@ chosen, too, and the first token that differs or comes behind them all: what it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
 from kakera.constrain.compiler import GrammarFailed
 from kakera.constrain.output import Outputs, grammar_failure
-from kakera.contract.step import RowResult, SamplingInput, follow_drafts
+from kakera.contract.step import RowResult, SamplingInput, Segment, follow_drafts
 from kakera.run.choose.picks import NO_PICK, Pick, pick_of
 from kakera.run.choose.sampler import Launched, Sampled, collect, launch
 
@@ -30,32 +31,52 @@ class _Row:
     places: tuple[Pick | RowResult, ...]
 
 
+class Drawing(Protocol):
+    """Tokens on their way. tokens_R: int64 on the device, one for each row of logits, before the host has seen them."""
+
+    @property
+    def tokens_R(self) -> Tensor: ...
+
+    def collect(self) -> dict[str, RowResult]:
+        """Request id -> its tokens, or the error text if this row alone can not be sampled."""
+        ...
+
+
+class Chooses(Protocol):
+    def draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawing:
+        """Queue the choice of tokens; waits for nothing. Of each row's logits one more than it has drafts."""
+        ...
+
+
 @dataclass(frozen=True)
 class Drawn:
-    """Tokens on their way."""
-
+    chooser: Chooser
     rows: tuple[_Row, ...]
     launched: Launched
+
+    @property
+    def tokens_R(self) -> Tensor:
+        return self.launched.tokens_R
+
+    def collect(self) -> dict[str, RowResult]:
+        return self.chooser.collected(self)
 
 
 class Chooser:
     def __init__(self, outputs: Outputs):
         self._outputs = outputs
 
-    def draw(self, inputs: Sequence[SamplingInput], drafts: Sequence[tuple[int, ...]], logits_RV: Tensor) -> Drawn:
-        """Queue the choice of tokens; waits for nothing. Of each input's logits one row more than it has drafts."""
-        rows = tuple(
-            _Row(given, ahead, tuple(self._places(given, ahead, logits_RV.shape[-1])))
-            for given, ahead in zip(inputs, drafts, strict=True)
-        )
+    def draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawn:
+        """See Chooses."""
+        wanted = tuple(self._row(sampling[row.request_id], row.drafts, logits_RV.shape[-1]) for row in rows)
         picks: list[Pick] = []
-        for row in rows:
+        for row in wanted:
             known = [NO_PICK if isinstance(place, RowResult) else place for place in row.places]
             picks += known + [NO_PICK] * (1 + len(row.drafts) - len(known))
-        return Drawn(rows, launch(picks, logits_RV))
+        return Drawn(self, wanted, launch(picks, logits_RV))
 
-    def collect(self, drawn: Drawn) -> dict[str, RowResult]:
-        """Request id -> its tokens, or the error text if this row alone can not be sampled."""
+    def collected(self, drawn: Drawn) -> dict[str, RowResult]:
+        """See Drawing.collect."""
         sampled = iter(collect(drawn.launched))
         results: dict[str, RowResult] = {}
         for row in drawn.rows:
@@ -63,6 +84,9 @@ class Chooser:
             permitted = row.drafts[: len(row.places) - 1]
             results[row.given.request_id] = follow_drafts(permitted, partial(self._chosen, row, own))
         return results
+
+    def _row(self, given: SamplingInput, drafts: tuple[int, ...], vocabulary: int) -> _Row:
+        return _Row(given, drafts, tuple(self._places(given, drafts, vocabulary)))
 
     def _places(self, given: SamplingInput, drafts: tuple[int, ...], vocabulary: int) -> list[Pick | RowResult]:
         """A place whose grammar can not say what it allows fails; nothing is ever sampled without its mask."""

@@ -18,7 +18,7 @@ from typing import Any, cast
 import zmq
 import zmq.asyncio
 
-from kakera.contract.events import EngineStats, Event, Finished, Flushed, RegionRead, Tokens
+from kakera.contract.events import EngineStats, Event, Finished, Flushed, RegionRead, SleepState, Tokens
 from kakera.contract.request import Request
 from kakera.errors import EngineDied, KakeraError, RequestRefused
 from kakera.run.interface import EngineLimits
@@ -33,10 +33,14 @@ from kakera.run.process.messages import (
     FlushDone,
     Ready,
     Refused,
+    Sleep,
+    SleepDone,
+    SleepRefused,
     Step,
     Submit,
     Sweep,
     SweepDone,
+    WakeUp,
     decode_from_engine,
     encode,
 )
@@ -74,7 +78,7 @@ class EngineClient:
         self._streams: dict[str, asyncio.Queue[Event | RequestRefused | Accepted | EngineDied]] = {}
         self._unreported: set[str] = set()  # sent, and not counted by any report yet
         self._accepted: set[str] = set()  # of these, those that the next report counts
-        self._asked: deque[asyncio.Future[Any]] = deque()  # flushes and sweeps, answered in order
+        self._asked: deque[asyncio.Future[Any]] = deque()  # flushes, sweeps, sleeps and wakings, answered in order
         self._dead = asyncio.Event()
         self._exit_code: int | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -173,7 +177,15 @@ class EngineClient:
         """See AsyncEngine.sweep."""
         return cast("list[RegionRead]", await self._ask(Sweep()))
 
-    async def _ask(self, question: Flush | Sweep) -> Any:
+    async def sleep(self, level: int) -> SleepState:
+        """See AsyncEngine.sleep."""
+        return cast("SleepState", await self._ask(Sleep(level)))
+
+    async def wake_up(self) -> SleepState:
+        """See AsyncEngine.wake_up."""
+        return cast("SleepState", await self._ask(WakeUp()))
+
+    async def _ask(self, question: Flush | Sweep | Sleep | WakeUp) -> Any:
         if self._dead.is_set():
             raise EngineDied(self._death_text())
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -233,15 +245,24 @@ class EngineClient:
                     self._answer(flushed)
                 case SweepDone(reads):
                     self._answer(reads)
+                case SleepDone(state, stats):
+                    self._report(stats)
+                    self._answer(state)
+                case SleepRefused(message, status, code):
+                    self._answer(RequestRefused(message, status=status, code=code))
                 case Accepted(request_id) as accepted:
                     self._accepted.add(request_id)
                     self._put(request_id, accepted)
                 case Refused(request_id, message, status, code, param):
                     self._put(request_id, RequestRefused(message, status=status, code=code, param=param))
 
-    def _answer(self, found: Flushed | list[RegionRead]) -> None:
+    def _answer(self, found: Flushed | list[RegionRead] | SleepState | RequestRefused) -> None:
         answer = self._asked.popleft()
-        if not answer.done():  # its caller may have left
+        if answer.done():  # its caller may have left
+            return
+        if isinstance(found, RequestRefused):
+            answer.set_exception(found)
+        else:
             answer.set_result(found)
 
     def _report(self, stats: EngineStats) -> None:

@@ -28,10 +28,14 @@ from kakera.run.process.messages import (
     FlushDone,
     Ready,
     Refused,
+    Sleep,
+    SleepDone,
+    SleepRefused,
     Step,
     Submit,
     Sweep,
     SweepDone,
+    WakeUp,
     decode_to_engine,
     encode,
 )
@@ -128,6 +132,22 @@ def _receive(engine: LocalEngine, socket: zmq.Socket[bytes]) -> None:
                 socket.send(encode(FlushDone(engine.flush(disk), engine.stats())))
             case Sweep():
                 socket.send(encode(SweepDone(engine.sweep())))
+            case Sleep() | WakeUp() as wish:
+                socket.send(encode(_sleep_or_wake(engine, wish, socket)))
+
+
+def _sleep_or_wake(engine: LocalEngine, wish: Sleep | WakeUp, socket: zmq.Socket[bytes]) -> SleepDone | SleepRefused:
+    """Says now and then that it goes on: weights may be read from a slow disk."""
+
+    def going_on(done: int, total: int) -> None:
+        socket.send(encode(Alive(engine.stats())))
+
+    try:
+        state = engine.sleep(wish.level) if isinstance(wish, Sleep) else engine.wake_up(going_on)
+    except RequestRefused as refused:
+        log.warning("%s", refused)
+        return SleepRefused(str(refused), refused.status, refused.code)
+    return SleepDone(state, engine.stats())
 
 
 def settle() -> None:

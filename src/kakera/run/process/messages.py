@@ -1,8 +1,8 @@
 """What the server process and the engine process say to each other: msgpack over one ZeroMQ pair socket.
 
-Server to engine: Submit, Allow, Abort, Flush, Sweep. Engine to server: Ready or Failed once, then Accepted or Refused
-per request, Step when a step that admits somebody begins and after each step that had events, FlushDone and SweepDone
-per Flush and Sweep in order, and Alive at least once a second.
+Server to engine: Submit, Allow, Abort, Flush, Sweep, Sleep, WakeUp. Engine to server: Ready or Failed once, then
+Accepted or Refused per request, Step when a step that admits somebody begins and after each step that had events,
+FlushDone, SweepDone, and SleepDone or SleepRefused per question in order, and Alive at least once a second.
 """
 
 from __future__ import annotations
@@ -12,7 +12,17 @@ from dataclasses import replace
 
 import msgspec
 
-from kakera.contract.events import EngineStats, Event, Finished, Flushed, Progress, PromptLogprobs, RegionRead, Tokens
+from kakera.contract.events import (
+    EngineStats,
+    Event,
+    Finished,
+    Flushed,
+    Progress,
+    PromptLogprobs,
+    RegionRead,
+    SleepState,
+    Tokens,
+)
 from kakera.contract.request import NO_LIMIT, Request, packed
 from kakera.run.interface import EngineLimits
 
@@ -54,7 +64,15 @@ class Sweep(msgspec.Struct, tag=True):
     """Time reads of the device's memory."""
 
 
-ToEngine = Submit | Allow | Abort | Flush | Sweep
+class Sleep(msgspec.Struct, tag=True):
+    level: int
+
+
+class WakeUp(msgspec.Struct, tag=True):
+    """Take the device's memory again."""
+
+
+ToEngine = Submit | Allow | Abort | Flush | Sweep | Sleep | WakeUp
 
 
 class Ready(msgspec.Struct, tag=True):
@@ -119,7 +137,20 @@ class SweepDone(msgspec.Struct, tag=True):
     reads: list[RegionRead]
 
 
-FromEngine = Ready | Failed | Accepted | Refused | Step | Alive | FlushDone | SweepDone
+class SleepDone(msgspec.Struct, tag=True):
+    """Of a Sleep or a WakeUp."""
+
+    state: SleepState
+    stats: EngineStats
+
+
+class SleepRefused(msgspec.Struct, tag=True):
+    message: str
+    status: int
+    code: str
+
+
+FromEngine = Ready | Failed | Accepted | Refused | Step | Alive | FlushDone | SweepDone | SleepDone | SleepRefused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

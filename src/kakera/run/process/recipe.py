@@ -39,25 +39,19 @@ class EngineRecipe:
 
     def __call__(self) -> LocalEngine:
         """Raises CheckpointError, UsageError."""
-        from kakera.run.build import build_engine
         from kakera.run.process.starting import start_progress
-        from kakera.schedule.look_up import drafts_for
+        from kakera.run.ranks.engine import open_engine
+        from kakera.run.refused import refusals_in_words
 
-        with start_progress() as progress:
-            engine = build_engine(
-                self.directory,
-                self.plan,
-                progress=progress,
-                grammars=True,
-                disk=self.disk,
-                drafts=drafts_for(self.plan.drafts, self.plan.spec.drafting),
-            )
-        if not self.plan.target.has_cards:
+        plan, threads, disk = self.plan, self.threads, self.disk
+        with start_progress() as progress, refusals_in_words(plan):
+            engine = open_engine(self.directory, plan, progress=progress, grammars=True, threads=threads, disk=disk)
+        if not plan.target.has_cards and plan.ranks == 1:
             from kakera.run.threads import settle_threads
 
-            print(f"the CPU {settle_threads(engine.runner, self.threads)}", file=sys.stderr, flush=True)
+            print(f"the CPU {settle_threads(engine.runner, threads)}", file=sys.stderr, flush=True)
         if self.recording is not None:
-            record(engine, self.plan, self.recording)
+            record(engine, plan, self.recording)
         if self.kv_events is not None:
             engine.publish(Publisher(self.kv_events))
         return engine
@@ -68,9 +62,7 @@ def record(engine: LocalEngine, plan: Plan, recording: Recording) -> None:
     from kakera import __version__
     from kakera.contract.recording import VERSION, Header, Recorder
     from kakera.run.recording.record import RecordingRunner
-    from kakera.run.step.runner import TorchRunner
 
-    assert isinstance(engine.runner, TorchRunner)
     wishes = asdict(plan.wishes())
     header = Header(
         VERSION, __version__, recording.model, wishes, plan.spec.vocab, plan.pages, prompts=recording.prompts

@@ -16,7 +16,7 @@ from kakera.contract.events import RegionRead
 from kakera.contract.grid import PAGE
 from kakera.contract.recording import Recorder
 from kakera.contract.step import SamplingInput, Segment, StepPlan, StepResult
-from kakera.run.interface import NOTHING_SAMPLED
+from kakera.run.interface import NOTHING_SAMPLED, Runner
 from kakera.run.step.runner import TorchRunner
 from kakera.target.as_torch import target_of
 
@@ -25,9 +25,10 @@ HASH_BYTES = 8
 
 
 class RecordingRunner:
-    """Executes by `runner`. On a CPU, where the same step gives the same bits, rows leave hashes of it."""
+    """Executes by `runner`. On a CPU, where the same step gives the same bits, rows leave hashes of it; not of a rank
+    among several, since no other number of ranks has its bits."""
 
-    def __init__(self, runner: TorchRunner, recorder: Recorder):
+    def __init__(self, runner: Runner, recorder: Recorder):
         self.runner = runner
         self._recorder: Recorder | None = recorder
 
@@ -42,7 +43,8 @@ class RecordingRunner:
         try:
             kept = {row.request_id: len(row.tokens) for row in result.rows}
             rows = rows_kept(plan.decode, kept) + plan.prefill
-            self._recorder.add(plan, before, result, prints(self.runner, rows))
+            hashes = prints(self.runner, rows) if isinstance(self.runner, TorchRunner) else ()
+            self._recorder.add(plan, before, result, hashes)
             if self._recorder.full:
                 log.warning("the recording has its full size and ends at step %d", plan.step)
                 self._recorder = None
@@ -71,8 +73,7 @@ def _cut(row: Segment, kept: int) -> Segment:
         return row
     gone = len(row.tokens) - kept
     saves = tuple(save for save in row.saves if save.position <= row.end - gone)
-    tokens, positions = row.tokens[:kept], row.positions[:kept]
-    return msgspec.structs.replace(row, tokens=tokens, positions=positions, sampled=row.sampled - gone, saves=saves)
+    return msgspec.structs.replace(row.cut(kept), sampled=row.sampled - gone, saves=saves)
 
 
 def complete_pages(runner: TorchRunner, row: Segment) -> tuple[Tensor, ...]:

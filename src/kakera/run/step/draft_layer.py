@@ -67,8 +67,22 @@ class _Guess:
 
 class DraftLayer:
     def __init__(self, model: HybridModel, attention: AttentionBackend, states: StatePool, tables: PageTables):
-        self._model, self._attention, self._states, self._tables = model, attention, states, tables
+        self._attention, self._states, self._tables = attention, states, tables
+        self.put_model(model)
         self._slots: dict[int, _Slot] = {}
+
+    @property
+    def _model(self) -> HybridModel:
+        assert self._held is not None, "the weights were dropped: the engine sleeps"
+        return self._held
+
+    def put_model(self, model: HybridModel | None) -> None:
+        """None: there are no guesses until there is one again."""
+        self._held = model
+
+    def forget(self) -> None:
+        """All slots; for when nobody runs."""
+        self._slots.clear()
 
     def begin(self, slot: int, position: int) -> None:
         """A slot has been reset, or loaded with the state after `position` tokens."""
@@ -147,7 +161,7 @@ class _Pieces:
         self.spans.append(Span(self.count, len(tokens), start, row.slot, self._tables.of(row), saves))
         self.tokens += tokens
         self.before += before
-        apart = row.rope_positions[0] - row.start
+        apart = row.rope_axes[0][0] - row.start
         self.positions += range(start + apart, start + apart + len(tokens))
 
     def batch(self, prompts: bool) -> Batch:

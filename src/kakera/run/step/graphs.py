@@ -46,36 +46,39 @@ _Key = tuple[str, int, int]  # of a row in a step: request, slot, start
 class DecodeGraphs:
     """The graphs of one model on one device, and their inputs, which lie where they were captured."""
 
-    def __init__(self, model: HybridModel, kv: KVCache, states: StatePool, tables: PageTables):
-        self._model, self._kv, self._states, self._tables_SP = model, kv, states, tables.ids_SP
+    def __init__(self, kv: KVCache, states: StatePool, tables: PageTables):
+        self._kv, self._states, self._tables_SP = kv, states, tables.ids_SP
         slots, device = len(tables.ids_SP), tables.ids_SP.device
         self._numbers_4R = torch.zeros(4, slots, dtype=torch.int64, device=device)  # tokens, rope, starts, slots
         pinned = target_of(device).has_cards
         # two are sent between waits; one that is on its way must not be written
         self._hosts = cycle([torch.zeros(4, slots, dtype=torch.int64, pin_memory=pinned) for _ in range(4)])
+        self._stream: torch.cuda.Stream | None = None  # of captures
         self._captured: list[_Captured] = []
         self._ahead: dict[_Key, int] = {}  # rows of the step that runs ahead, and which of `_found` each is
         self._found: ForwardOutput | None = None
 
     @torch.inference_mode()
-    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def capture(self, model: HybridModel, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture them all, the largest first, so that the others fit into its memory; outputs, which outlive a replay,
         lie in one place for all (a place each: 524 MB for 32 rows of 248,320 logits). Slots and pages are overwritten:
         nothing may run yet."""
         device, most = self._tables_SP.device, min(len(self._tables_SP), MOST_ROWS)
         self._numbers_4R[3] = torch.arange(len(self._tables_SP), device=device)
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        if self._stream is None:  # one for ever: libraries keep a workspace for each stream
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(device))
         captured: list[_Captured] = []
         pool = into = None
         for count in range(most, 0, -1):
             with torch.cuda.stream(stream):
-                passed = self._pass(count)  # loads what is not loaded yet, which a capture can not
+                passed = self._pass(model, count)  # loads what is not loaded yet, which a capture can not
                 into = into or ForwardOutput(*(torch.empty_like(tensor) for tensor in passed))
             del passed
             graph, outputs = torch.cuda.CUDAGraph(), ForwardOutput(*(tensor[:count] for tensor in into))
             with torch.cuda.graph(graph, pool=pool, stream=stream):
-                for to, tensor in zip(outputs, self._pass(count), strict=True):
+                for to, tensor in zip(outputs, self._pass(model, count), strict=True):
                     to.copy_(tensor)
             pool = graph.pool()
             captured.append(_Captured(graph, outputs))
@@ -83,6 +86,10 @@ class DecodeGraphs:
                 progress(len(captured), most)
         torch.cuda.current_stream(device).wait_stream(stream)
         self._captured = captured[::-1]
+
+    def release(self) -> None:
+        """Have no graphs, until the next capture; none may be running."""
+        self._captured, self._ahead, self._found = [], {}, None
 
     @property
     def rows(self) -> int:
@@ -120,7 +127,7 @@ class DecodeGraphs:
         if len(rows) > self.rows:
             return
         numbers = zip(places, rows, strict=True)
-        self._send_numbers([(i, row.rope_positions[0] + 1, row.start + 1, row.slot) for i, row in numbers])
+        self._send_numbers([(i, row.rope_axes[0][0] + 1, row.start + 1, row.slot) for i, row in numbers])
         into_R = self._numbers_4R[0, : len(rows)]
         into_R.copy_(tokens_R if places == list(range(len(tokens_R))) else tokens_R[into_R])
         captured = self._captured[len(rows) - 1]
@@ -129,7 +136,7 @@ class DecodeGraphs:
         self._ahead = {(row.request_id, row.slot, row.start + 1): i for i, row in enumerate(rows)}
 
     def _replay(self, rows: Sequence[Segment]) -> ForwardOutput:
-        self._send_numbers([(row.tokens[0], row.rope_positions[0], row.start, row.slot) for row in rows])
+        self._send_numbers([(row.tokens[0], row.rope_axes[0][0], row.start, row.slot) for row in rows])
         captured = self._captured[len(rows) - 1]
         captured.graph.replay()
         return captured.outputs
@@ -154,13 +161,13 @@ class DecodeGraphs:
         """The slot gets another content: what ran ahead is void."""
         self._ahead = {key: place for key, place in self._ahead.items() if key[1] != slot}
 
-    def _pass(self, count: int) -> ForwardOutput:
+    def _pass(self, model: HybridModel, count: int) -> ForwardOutput:
         tokens_R, rope_R, starts_R, slots_R = self._numbers_4R[:, :count]
         singles = SingleTokens(starts_R, slots_R, self._tables_SP.index_select(0, slots_R))
         spans = tuple(Span(i, 1, 0, i, slots_R) for i in range(count))  # read for their number: `Batch.singles`
         batch = Batch(tokens_R, rope_R, decode=spans, prefill=(), logit_rows=slots_R, singles=singles)
-        hidden_RH = self._model.hidden(batch, self._kv.backend, self._states)
-        return ForwardOutput(hidden_RH, self._model.logits(hidden_RH))
+        hidden_RH = model.hidden(batch, self._kv.backend, self._states)
+        return ForwardOutput(hidden_RH, model.logits(hidden_RH))
 
 
 def _key(row: Segment) -> _Key:

@@ -16,6 +16,9 @@ from kakera.contract.step import (
     Action,
     DemotePages,
     Drop,
+    EncodeImage,
+    ForgetImages,
+    MovePages,
     PromotePages,
     ReadRecords,
     ResetSlot,
@@ -34,19 +37,22 @@ from kakera.kv.batch import Batch, CheckpointTensors, Held, Kept, Save, Span
 from kakera.kv.cache import KVCache
 from kakera.model.qwen3_5 import HybridModel
 from kakera.model.state import StatePool
+from kakera.ops.exchange import ALONE
 from kakera.plan.sizes import HEAD_PIECE_ROWS
-from kakera.run.choose.chooser import Chooser, Drawn
+from kakera.run.choose.chooser import Chooses, Drawing
 from kakera.run.choose.logprobs import logprobs_of
 from kakera.run.interface import NOTHING_SAMPLED
 from kakera.run.regions import Region, regions
 from kakera.run.step.draft_layer import DraftLayer
 from kakera.run.step.graphs import DecodeGraphs
+from kakera.run.step.images import ImageEmbeddings
 from kakera.run.step.page_tables import PageTables
 from kakera.run.store.disk import DiskRecords
 from kakera.run.store.host import Store
 from kakera.run.sweep import sweep
 
 log = logging.getLogger(__name__)
+MOVED = 16  # pages at a time: a move comes when memory is short, and copies 10 MB of the 27B beside themselves
 
 
 @dataclass(frozen=True)
@@ -65,14 +71,16 @@ class TorchRunner:
         states: StatePool,
         store: Store,
         tables: PageTables,
-        chooser: Chooser,
+        chooser: Chooses,
         graphs: DecodeGraphs | None = None,
         disk: DiskRecords | None = None,
         drafts: DraftLayer | None = None,
+        images: ImageEmbeddings | None = None,
     ):
-        """`graphs`: for decode steps. `disk`: without it no plan names the disk. `drafts`: without it no row wants
-        guesses."""
-        self.model = model
+        """`graphs`: for decode steps. Without `disk` no plan names the disk, without `images` none an image, without
+        `drafts` no row wants guesses."""
+        self.drafts = drafts
+        self.put_model(model)
         self.kv = kv
         self.states = states
         self.store = store
@@ -80,25 +88,49 @@ class TorchRunner:
         self.chooser = chooser
         self.graphs = graphs
         self.disk = disk
-        self.drafts = drafts
+        self.images = images
         self.device = states.device
         self._guessing = 0.0  # seconds of the step in which the draft layer guessed
         self._stops: dict[int, Tensor] = {}  # by slot, what a step left of a prompt's last hidden state (SaveSlot)
+        self._branch: list[int] = []
+
+    @property
+    def branch(self) -> tuple[int, ...]:
+        """See RankRunner: which slots' rows were replayed or ran ahead, how many tokens of a row stay, what was not
+        finite."""
+        return tuple(self._branch)
+
+    @property
+    def model(self) -> HybridModel:
+        if self._model is None:
+            raise RuntimeError("the weights were dropped: the engine sleeps")
+        return self._model
+
+    def put_model(self, model: HybridModel | None) -> None:
+        """None: nothing can be computed until there is one again."""
+        self._model = model
+        if self.drafts is not None:
+            self.drafts.put_model(model)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput] = NOTHING_SAMPLED) -> StepResult:
         """Run one step. A forward pass that raises fails every row of the step, because their live states may have been
         updated in some layers and not in others; requests without a row in it go on. A row that fails behind the
-        layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more.
+        layers (values that are not finite, sampling, echo) fails alone. Raises if the device does not compute any more,
+        and for whatever goes wrong on one of several ranks: the others are somewhere else then.
         """
-        began, self._guessing = time.perf_counter(), 0.0
+        began, self._branch, self._guessing = time.perf_counter(), [], 0.0
+        exchange = ALONE if self._model is None else self._model.exchange  # actions alone need no weights
         for action in plan.before:
             self._apply(action)
         results: tuple[RowResult, ...] = ()
         if plan.rows:
             try:
                 results = self._forward(plan, sampling)
+                exchange.check()
             except Exception as error:  # whatever it is: the engine outlives it, and says so
+                if exchange.ranks > 1:
+                    raise
                 log.exception("step %d failed", plan.step)
                 touch(self.device)
                 text = f"the engine could not compute this step: {error}"
@@ -110,18 +142,31 @@ class TorchRunner:
 
     def regions(self) -> dict[str, Region]:
         """The device's memory that is held for good, by purpose."""
-        return regions(self.model, self.kv, self.states, self.store, self)
+        tower = None if self.images is None else self.images.tower
+        return regions(self._model, tower, self.kv, self.states, self.store, self)
+
+    def forget_slots(self) -> None:
+        """What steps have left of slots beside their states; for when nobody runs."""
+        self._stops.clear()
+        if self.drafts is not None:
+            self.drafts.forget()
+        for slot in range(len(self.tables.ids_SP)):
+            self.tables.forget(slot)
 
     def sweep(self) -> list[RegionRead]:
         """See Runner.sweep. Whatever goes wrong with reading alone costs nobody the engine."""
         try:
-            return sweep(self.regions(), self.device)
+            return sweep(self.regions(), self.device, holes=self.kv.store.pool.holes())
         except RuntimeError:  # of torch: no memory for a sum, say
             log.exception("the sweep failed")
             touch(self.device)
             return []
 
     def _forward(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
+        if self.images is not None:
+            plan, failed = self.images.without_failed(plan)
+            if failed:
+                return (*(self._forward(plan, sampling) if plan.rows else ()), *failed)
         self.tables.update(plan.rows)
         loaded = {action.slot for action in plan.before if isinstance(action, RestoreCheckpoint)}
         if any(row.slot in loaded for row in plan.decode):  # else decode need not wait for what others go on from
@@ -129,16 +174,18 @@ class TorchRunner:
         rows, replayed = self.graphs.outputs(plan.decode) if self.graphs is not None else ((), None)
         if self.graphs is None or replayed is None:
             return self._compute(plan, sampling)
+        self._branch += [len(rows), *(row.slot for row in rows)]
         self._save_behind(rows, replayed.hidden_RH)
         drawn = self._draw(rows, sampling, replayed.logits_RV)
         places = {row.request_id: i for i, row in enumerate(rows)}
         others = tuple(row for row in plan.decode if row.request_id not in places)
         if plan.may_follow and not others:
             following = [plan.decode[i] for i in plan.may_follow]
-            self.graphs.run_ahead(following, [places[row.request_id] for row in following], drawn.launched.tokens_R)
+            self._branch += [row.slot for row in following]
+            self.graphs.run_ahead(following, [places[row.request_id] for row in following], drawn.tokens_R)
         rest = msgspec.structs.replace(plan, decode=others)
         beside = self._compute(rest, sampling) if rest.rows else ()
-        chosen = self.chooser.collect(drawn)  # what is not finite in hidden states is not in logits
+        chosen = drawn.collect()  # what is not finite in hidden states is not in logits
         return (*(chosen[row.request_id] for row in rows), *beside)
 
     def _compute(self, plan: StepPlan, sampling: Mapping[str, SamplingInput]) -> tuple[RowResult, ...]:
@@ -152,7 +199,7 @@ class TorchRunner:
             self.drafts.follow_prompts(plan.prefill, batch.prefill, hidden_TH)
         for item in staged:
             self.store.keep_checkpoint(item.checkpoint, item.tensors)
-        chosen = self.chooser.collect(drawn) if drawn else {}
+        chosen = drawn.collect() if drawn else {}
         kept = [_kept(row, chosen.get(row.request_id)) for row in plan.rows]
         held = zip(batch.decode, kept, strict=False)
         stay = [Kept(span.held, span.slot, count) for span, count in held if span.held is not None and count]
@@ -165,6 +212,7 @@ class TorchRunner:
         whole = [i for i, row in enumerate(plan.decode) if kept[i] == len(row.tokens)]
         self._save_behind([plan.decode[i] for i in whole], [hidden_TH[spans[i].stop - 1] for i in whole])
         finite = _finite_spans(hidden_TH, spans)
+        self._branch += [*kept, *map(int, finite)]
         rows = zip(plan.rows, batch.spans, finite, strict=True)
         return tuple(
             self._result(row, sampling, hidden_TH[span.rows], chosen.get(row.request_id))
@@ -228,39 +276,51 @@ class TorchRunner:
             offset += len(row.tokens)
             logit_rows += range(offset - row.sampled, offset)
         tokens = [token for row in plan.rows for token in row.tokens]
-        positions = [position for row in plan.rows for position in row.rope_positions]
         batch = Batch(
             tokens_T=torch.tensor(tokens, dtype=torch.int64, device=device),
-            positions_T=torch.tensor(positions, dtype=torch.int64, device=device),
+            positions_T=positions_of(plan.rows).to(device),
             decode=tuple(spans[: len(plan.decode)]),
             prefill=tuple(spans[len(plan.decode) :]),
             logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
+            images=() if self.images is None else self.images.of(plan.rows),
         )
         return batch, staged
 
-    def _draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawn:
-        return self.chooser.draw([sampling[row.request_id] for row in rows], [row.drafts for row in rows], logits_RV)
+    def _draw(self, rows: Sequence[Segment], sampling: Mapping[str, SamplingInput], logits_RV: Tensor) -> Drawing:
+        return self.chooser.draw(rows, sampling, logits_RV)
 
     def _result(
         self, row: Segment, sampling: Mapping[str, SamplingInput], hidden_NH: Tensor, chosen: RowResult | None
     ) -> RowResult:
-        if row.scored == 0 or (chosen is not None and chosen.error):
-            return chosen or RowResult(row.request_id)
+        result = chosen or RowResult(row.request_id)
+        if row.scored == 0:
+            return result
         try:
-            prompt = self._prompt_logprobs(row, sampling[row.request_id], hidden_NH[: row.scored])
+            prompt = self._prompt_logprobs(row, sampling.get(row.request_id), hidden_NH[: row.scored])
         except Exception as error:
-            return RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
-        return replace(chosen or RowResult(row.request_id), prompt_logprobs=prompt)
+            failed = RowResult(row.request_id, error=f"the prompt's log-probabilities failed: {error}")
+            return result if result.error else failed
+        return result if result.error else replace(result, prompt_logprobs=prompt)
 
-    def _prompt_logprobs(self, row: Segment, given: SamplingInput, hidden_NH: Tensor) -> tuple[TokenLogprob, ...]:
-        """Hidden state i of the segment predicts prompt token start + i + 1."""
-        targets = given.context[row.start + 1 : row.start + 1 + row.scored]
+    def _prompt_logprobs(
+        self, row: Segment, given: SamplingInput | None, hidden_NH: Tensor
+    ) -> tuple[TokenLogprob, ...]:
+        """Hidden state i of the segment predicts prompt token start + i + 1. Every rank computes all logits, whatever
+        becomes of them; one that knows no wishes makes nothing of them."""
         found: list[TokenLogprob] = []
-        for piece in range(0, row.scored, HEAD_PIECE_ROWS):
-            logits_RV = self.model.logits(hidden_NH[piece : piece + HEAD_PIECE_ROWS])
-            found += logprobs_of(
-                logits_RV, targets[piece : piece + HEAD_PIECE_ROWS], given.sampling.prompt_logprobs or 0
-            )
+        failed: Exception | None = None
+        for start in range(0, row.scored, HEAD_PIECE_ROWS):
+            logits_RV = self.model.logits(hidden_NH[start : start + HEAD_PIECE_ROWS])
+            if given is None or failed is not None:
+                continue
+            first = row.start + 1 + start
+            try:
+                targets = given.context[first : first + len(logits_RV)]
+                found += logprobs_of(logits_RV, targets, given.sampling.prompt_logprobs or 0)
+            except Exception as error:
+                failed = error
+        if failed is not None:
+            raise failed
         return tuple(found)
 
     def _apply(self, action: Action) -> None:
@@ -284,8 +344,17 @@ class TorchRunner:
                 self.store.keep_pages(pairs)
             case PromotePages(pairs):
                 self.store.load_pages(pairs)
+            case MovePages(pairs):
+                self.store.arrive()
+                for first in range(0, len(pairs), MOVED):
+                    part = pairs[first : first + MOVED]
+                    read = self.kv.store.read_pages([page for page, _ in part])
+                    self.kv.store.write_pages([page for _, page in part], read)
             case Drop():
                 self.store.drop(action)
+            case EncodeImage() | ForgetImages():
+                assert self.images is not None, "a plan names an image, and no tower is there"
+                self.images.carry_out(action)
             case WriteRecords() | ReadRecords():
                 assert self.disk is not None, "a plan names a disk that is not there"
                 self.disk.carry_out(action)
@@ -304,6 +373,13 @@ def _finite_spans(hidden_TH: Tensor, spans: Sequence[slice]) -> list[bool]:
     """Whether each span's hidden states are finite: what is not must not become a page that others hit."""
     finite_T = hidden_TH.sum(-1).isfinite()
     return torch.stack([finite_T[span].all() for span in spans]).tolist()
+
+
+def positions_of(rows: Sequence[Segment]) -> Tensor:
+    """Rope positions int64 [T], or [3, T] if a row has three of a token."""
+    if all(len(row.rope_axes) == 1 for row in rows):
+        return torch.tensor([position for row in rows for position in row.rope_axes[0]], dtype=torch.int64)
+    return torch.tensor([[p for row in rows for p in row.rope_axes[axis % len(row.rope_axes)]] for axis in range(3)])
 
 
 def touch(device: torch.device) -> None:

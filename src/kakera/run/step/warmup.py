@@ -5,10 +5,12 @@ So the first request is as fast as the next, and memory that a step takes beside
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from kakera.arch.vision import COLOURS
 from kakera.cache.host import CacheSizes
 from kakera.contract.grid import PAGE, pages_for
 from kakera.contract.request import Sampling
@@ -28,6 +30,11 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
     """Run prefill steps of the shapes that serving takes, then capture the decode graphs. Nothing may run yet; slots
     and pages hold nonsense before and after. `progress` gets (steps done, steps in all). Raises KakeraError."""
     runner.kv.backend.prepare()
+    if runner.images is not None:  # the largest image takes what is planned for it, and its kernels are loaded
+        rows = math.isqrt(plan.image_tokens)
+        columns = plan.image_tokens // rows
+        tower = runner.images.tower
+        tower.encode(bytes(rows * columns * tower.spec.factor**2 * COLOURS), rows, columns)
     steps = prefill_steps(plan)
     total = len(steps) + (min(plan.slots, MOST_ROWS) if runner.graphs is not None else 0)
     tell = progress or (lambda done, of: None)
@@ -37,7 +44,7 @@ def warm_up(runner: TorchRunner, plan: Plan, progress: Callable[[int, int], None
             raise KakeraError(f"the first step of {step.token_count} tokens failed: {failed[0]}")
         tell(i + 1, total)
     if runner.graphs is not None:
-        runner.graphs.capture(lambda done, _: tell(len(steps) + done, total))
+        runner.graphs.capture(runner.model, lambda done, _: tell(len(steps) + done, total))
     runner.execute(StepPlan(0, tuple(ResetSlot(slot) for slot in range(plan.slots))))
 
 

@@ -22,7 +22,7 @@ NUMERICS = 1
 def disk_key(directory: Path, plan: Plan, activation: str, escha_bias: bool) -> Mapping[str, str]:
     """In words. Not in it: chunk, rows, context, sampling, driver. Raises OSError."""
     rotation = hashlib.blake2b(Path(plan.rotation).read_bytes(), digest_size=16).hexdigest() if plan.rotation else ""
-    kv = plan.kv
+    kv, tower = plan.kv, plan.vision_tower
     codec = f"{kv.codec}, group {kv.group}, window {kv.window_pages} pages" if kv.windowed else kv.codec
     return {
         "model": directory.name,
@@ -37,6 +37,7 @@ def disk_key(directory: Path, plan: Plan, activation: str, escha_bias: bool) -> 
         "numerics": str(NUMERICS),
         "file format": str(VERSION),
         **({"draft layer": "computed"} if plan.spec.drafting else {}),
+        **({} if tower is None else {"vision tower": fingerprint(Path(tower))}),
     }
 
 

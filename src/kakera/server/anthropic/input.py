@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from kakera.chat.images import content_with_images, image_part, is_image, joined, refuse_images
 from kakera.chat.parts import content_text, left_out, part_text
 from kakera.errors import RequestRefused
 from kakera.server.agents.translate import chat_body, names_of
@@ -25,12 +26,13 @@ NAMES = {
 }
 
 
-def messages_chat(body: CountBody) -> ChatBody:
-    """Raises RequestRefused (400) naming the field or block that can not be served."""
+def messages_chat(body: CountBody, sees: bool = False) -> ChatBody:
+    """`sees`: blocks with images are kept. Raises RequestRefused (400) naming the field or block that can not be
+    served."""
     system = system_text(body.system)
     messages = [{"role": "system", "content": system}] if system else []
     for index, message in enumerate(body.messages):
-        messages += chat_messages(message, f"messages[{index}]", index == len(body.messages) - 1)
+        messages += chat_messages(message, f"messages[{index}]", index == len(body.messages) - 1, sees)
     fields: dict[str, Any] = {
         "messages": messages,
         "tools": [function_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or [])] or None,
@@ -67,41 +69,46 @@ def system_text(system: str | list[dict[str, Any]] | None) -> str:
     return "\n\n".join(text for text in (ATTRIBUTION.sub("", text) for text in texts) if text)
 
 
-def chat_messages(message: Message, path: str, last: bool) -> list[dict[str, Any]]:
+def chat_messages(message: Message, path: str, last: bool, sees: bool = False) -> list[dict[str, Any]]:
     """One message of theirs is several of a chat's where it holds tool results. `last`: of the conversation."""
     if message.content is None or isinstance(message.content, str):
         return [{"role": message.role, "content": message.content or ""}]
     path += ".content"
+    if sees and message.role != "user":
+        refuse_images(message.content, path, message.role)
     if message.role == "assistant":
         return [assistant_message(message.content, path)]
     if message.role == "system":
         return [{"role": "system", "content": content_text(message.content, path, joint="\n\n")}]
     asked = last and all(block.get("type") != "tool_result" for block in message.content)
-    return user_messages(message.content, path, asked)
+    return user_messages(message.content, path, asked, sees)
 
 
-def user_messages(blocks: list[dict[str, Any]], path: str, now: bool) -> list[dict[str, Any]]:
+def user_messages(blocks: list[dict[str, Any]], path: str, now: bool, sees: bool = False) -> list[dict[str, Any]]:
     """`now`: the user wrote this for the request; what stands beside results of tools, the client did."""
     messages: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
+        at = f"{path}[{index}]"
         if block.get("type") == "tool_result":
-            messages.append(tool_message(block, f"{path}[{index}]"))
+            messages.append(tool_message(block, at, sees))
             continue
-        text = part_text(block, f"{path}[{index}]", now=now)
+        part = image_part(block, at) if sees and is_image(block) else part_text(block, at, now=now)
         if not messages or messages[-1]["role"] != "user":
             messages.append({"role": "user", "content": []})
-        messages[-1]["content"].append(text)
+        messages[-1]["content"].append(part)
     for message in messages:
         if message["role"] == "user":  # joined last: a growing string would be copied each time
-            message["content"] = "\n".join(message["content"])
+            message["content"] = joined(message["content"], "\n")
     return messages or [{"role": "user", "content": ""}]
 
 
-def tool_message(block: dict[str, Any], path: str) -> dict[str, Any]:
-    text = content_text(block.get("content"), f"{path}.content", joint="\n")
-    if block.get("is_error"):
-        text = f"Error: {text}"  # the template has no other place to say so
-    return {"role": "tool", "content": text}
+def tool_message(block: dict[str, Any], path: str, sees: bool = False) -> dict[str, Any]:
+    read = content_with_images if sees else content_text
+    content = read(block.get("content"), f"{path}.content", joint="\n")
+    if block.get("is_error"):  # the template has no other place to say so
+        error = "Error: "
+        content = error + content if isinstance(content, str) else [{"type": "text", "text": error}, *content]
+    return {"role": "tool", "content": content}
 
 
 def assistant_message(blocks: list[dict[str, Any]], path: str) -> dict[str, Any]:

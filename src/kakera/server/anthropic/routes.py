@@ -47,7 +47,7 @@ def messages_routes(service: Service) -> APIRouter:
 
 
 async def messages_reply(body: MessagesBody, service: Service, request: Request) -> MessagesReply:
-    chat = await service.intake.run(lambda watch: messages_chat(body))
+    chat = await service.intake.run(lambda watch: messages_chat(body, service.model.sees))
     job = await dialect_job(chat, service, "msg", names_of(body, NAMES))
     cut = job.sampling.max_tokens < body.max_tokens
     # Agents drop the thinking of answers by another model than they asked for, so an alias is kept.
@@ -55,7 +55,7 @@ async def messages_reply(body: MessagesBody, service: Service, request: Request)
 
 
 async def count(body: CountBody, service: Service) -> int:
-    chat = await service.intake.run(lambda watch: messages_chat(body))
+    chat = await service.intake.run(lambda watch: messages_chat(body, service.model.sees))
     return len((await dialect_prompt(chat, service)).tokens)
 
 

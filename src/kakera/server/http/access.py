@@ -12,7 +12,7 @@ import re
 import socket
 from dataclasses import dataclass
 
-from kakera.errors import UsageError
+from kakera.errors import RequestRefused, UsageError
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 HOST = re.compile(r"(\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^\[\]:/@\s]+))(:[0-9]{0,5})?")
@@ -53,6 +53,12 @@ class Access:
         names = tuple(host_name(name) for name in allowed_hosts)
         checked = bool(names) or is_loopback(address)
         return cls(keys, (*LOOPBACK_NAMES, host_name(address), *names) if checked else (), origins, cache_per_key)
+
+    def check_operator(self, address: str) -> None:
+        """Whoever stops the server or lends its card has a key, or is on this machine. Raises RequestRefused (403)."""
+        if not (self.keys or is_loopback(address)):
+            text = "a server without keys obeys its own machine only; start it with --api-key-file"
+            raise RequestRefused(text, status=403, code="key_needed")
 
 
 def is_loopback(address: str) -> bool:

@@ -19,9 +19,10 @@ LARGE_BYTES = 64 * 1024  # of a body: 16K tokens, 0.1 s of one core to tokenise
 BODY_SECONDS = 60.0  # 32 MB at 0.5 MB/s
 
 
-def body_limit(context: int, longest_token: int) -> int:
-    """Bytes of the longest body that is read: no prompt of so many fits into the context."""
-    return max(LEAST_BODY_BYTES, min(BODY_BYTES, context * max(TOKEN_BYTES, longest_token)))
+def body_limit(context: int, longest_token: int, sees: bool = False) -> int:
+    """Bytes of the longest body that is read: no prompt of so many fits into the context. Images (`sees`) have more
+    bytes than tokens."""
+    return BODY_BYTES if sees else max(LEAST_BODY_BYTES, min(BODY_BYTES, context * max(TOKEN_BYTES, longest_token)))
 
 
 class _TooLong(Exception):

@@ -42,6 +42,11 @@ def event(payload: dict[str, Any], name: str | None = None) -> str:
     return f"{head}data: {text if text.isascii() else text.translate(LINE_ENDS)}\n\n"
 
 
+def comment(text: str) -> str:
+    """What clients pass over, and a person who looks at the stream reads."""
+    return f": {text}\n\n"
+
+
 class Reply(ABC):
     """What a dialect makes of a request. One of `whole` and `stream` is called, once. A stream shows that it still
     works, and that it failed, as OpenAI's do, unless its dialect has other ways."""
@@ -54,7 +59,7 @@ class Reply(ABC):
 
     def still_works(self) -> str:
         """Sent between two chunks when none came for a while."""
-        return ": still working\n\n"
+        return comment("still working")
 
     def failed(self, error: Exception) -> str:
         """The last events of a stream that an error ended."""
@@ -119,6 +124,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            if not self._next.done():
+                await _send(send, self._reply.still_works())
             await self._relay(send)
         except OSError:
             pass  # the client went away while we sent

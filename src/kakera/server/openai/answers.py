@@ -12,7 +12,10 @@ from kakera.server.http.openapi import closed
 
 @closed
 class CachedTokens(TypedDict):
+    """`image_tokens`: of a prompt with images, how many of its tokens stand for them."""
+
     cached_tokens: int
+    image_tokens: NotRequired[int]
 
 
 @closed
@@ -137,6 +140,7 @@ class Model(TypedDict):
     created: int
     owned_by: str
     max_model_len: int
+    input_modalities: NotRequired[list[Literal["text", "image"]]]  # of a model that reads images
 
 
 @closed
@@ -157,10 +161,13 @@ class Text(TypedDict):
     prompt: str
 
 
-def chat_usage(usage: Usage, reasoning_tokens: int) -> ChatUsage:
-    """Reasoning tokens are among the completion tokens."""
+def chat_usage(usage: Usage, reasoning_tokens: int, image_tokens: int = 0) -> ChatUsage:
+    """Reasoning tokens are among the completion tokens, those of images among the prompt's."""
+    found = _counted(usage)
+    if image_tokens:
+        found["prompt_tokens_details"]["image_tokens"] = image_tokens
     details: ChatDetails = {"reasoning_tokens": reasoning_tokens, **_predicted(usage)}
-    return {**_counted(usage), "completion_tokens_details": details}
+    return {**found, "completion_tokens_details": details}
 
 
 def usage_object(usage: Usage) -> CompletionUsage:

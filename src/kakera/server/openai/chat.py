@@ -21,7 +21,7 @@ from kakera.server.choice import ChatOutput, Delta, Job
 from kakera.server.generate import Generation
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected
+from kakera.server.http.sse import DONE, Reply, answer, comment, event, unless_disconnected
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import ChatAnswer, ChatUsage, chat_usage
 from kakera.server.openai.constrain import budget_of, chat_constraint
@@ -58,21 +58,22 @@ async def chat_reply(body: ChatBody, service: Service, request: Request) -> Chat
 
 
 async def chat_prompt(
-    body: ChatBody, service: Service, check: Callable[[int], None]
+    body: ChatBody, service: Service, check: Callable[[int], None], *, counted: bool = True
 ) -> tuple[Prompt, list[dict[str, Any]]]:
-    """The prompt and the tools that it shows. Raises RequestRefused for what the template does not accept, and what
-    `check` raises for its tokens."""
+    """The prompt and the tools that it shows; `counted`: nobody computes it, so no image is decoded. Raises
+    RequestRefused for what the template does not accept, and what `check` raises for its tokens."""
     choice = body.tool_choice if isinstance(body.tool_choice, str | None) else body.tool_choice.model_dump()
     tools = select_tools(plain(body.tools), choice)
     variables = thinking_switch(body.chat_template_kwargs or {}, body.reasoning_effort, body.thinking_budget)
     if body.enable_thinking is not None:
         variables = thinking_switch({"enable_thinking": body.enable_thinking, **variables}, None, None)
-    return await render_chat(service, body.messages, tools, variables, check), tools
+    return await render_chat(service, body.messages, tools, variables, check, counted=counted), tools
 
 
 async def chat_job(body: ChatBody, service: Service) -> Job:
     """Raises RequestRefused for whatever can never be answered."""
-    prompt, tools = await chat_prompt(body, service, prompt_check(service.engine.limits, "messages"))
+    check = prompt_check(service.engine.limits, "messages")
+    prompt, tools = await chat_prompt(body, service, check, counted=False)
     room = completion_room(len(prompt.tokens), body.limit, service.engine.limits, "messages")
     return Job(
         id=new_id("chatcmpl"),
@@ -92,6 +93,7 @@ async def chat_job(body: ChatBody, service: Service) -> Job:
         cache=body.cache is not False,
         salt=body.salt,
         progress=bool(body.stream and body.return_progress),
+        images=prompt.images,
     )
 
 
@@ -101,12 +103,17 @@ async def render_chat(
     tools: list[dict[str, Any]],
     variables: dict[str, Any],
     check: Callable[[int], None],
+    *,
+    counted: bool = True,
 ) -> Prompt:
-    """The prompt, made off the event loop."""
+    """The prompt, made off the event loop; `counted` as of `chat_prompt`."""
     template, model = service.model.template, service.model
     if template is None:
         raise RequestRefused(f"{model.name} has no chat template; use /v1/completions", param="messages")
-    return await service.intake.run(lambda watch: template.prompt(plain(messages), tools, variables, watch), check)
+    sight = None if model.images is None else model.images.measure if counted else model.images.look
+    return await service.intake.run(
+        lambda watch: template.prompt(plain(messages), tools, variables, watch, sight), check
+    )
 
 
 def plain(models: list[ChatMessage] | list[Tool] | None) -> list[dict[str, Any]]:
@@ -175,6 +182,9 @@ class ChatReply(Reply):
             "usage": self._usage(),
         }
 
+    def still_works(self) -> str:
+        return comment(self._generation.standing)
+
     async def stream(self) -> AsyncGenerator[str]:
         begun: set[int] = set()
         reading = PromptProgress()
@@ -215,7 +225,8 @@ class ChatReply(Reply):
         return "function_call" if self._body.legacy and reason == "tool_calls" else reason
 
     def _usage(self) -> ChatUsage:
-        return chat_usage(self._generation.usage, self._generation.reasoning_tokens)
+        images = sum(image.tokens for image in self._generation.job.images)
+        return chat_usage(self._generation.usage, self._generation.reasoning_tokens, images)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._generation.job.id, "object": kind, "created": self._created, "model": self._model.name}

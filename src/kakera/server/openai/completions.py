@@ -19,7 +19,7 @@ from kakera.server.choice import Delta, Job
 from kakera.server.generate import Generation, join_usage
 from kakera.server.http.body import JsonRoute
 from kakera.server.http.openapi import streams
-from kakera.server.http.sse import DONE, Reply, answer, event, unless_disconnected
+from kakera.server.http.sse import DONE, Reply, answer, comment, event, unless_disconnected
 from kakera.server.model import ServedModel
 from kakera.server.openai.answers import CompletionAnswer, usage_object
 from kakera.server.openai.constrain import text_constraint
@@ -111,6 +111,7 @@ class CompletionReply(Reply):
         self._body = body
         self._created = int(time.time())
         self._id = new_id("cmpl")
+        self._streaming = generations[0]
 
     async def whole(self) -> dict[str, Any]:
         gate = asyncio.Semaphore(PROMPTS_AT_ONCE)
@@ -131,9 +132,13 @@ class CompletionReply(Reply):
                 choices[delta.choice].add(delta)
         return [choice.take() for choice in choices]
 
+    def still_works(self) -> str:
+        return comment(self._streaming.standing)
+
     async def stream(self) -> AsyncGenerator[str]:
         """Prompts one after the other: clients that stream send one."""
         for number, generation in enumerate(self._generations):
+            self._streaming = generation
             reading = PromptProgress()
             choices = [ChoiceReply(generation, self._model, self._body) for _ in range(generation.job.choices)]
             async with aclosing(generation.deltas()) as deltas:

@@ -21,13 +21,16 @@ def text_routes(service: Service) -> APIRouter:
     model = service.model
 
     def model_object(name: str) -> Model:
-        return {
+        shown: Model = {
             "id": name,
             "object": "model",
             "created": model.created,
             "owned_by": "kakera",
             "max_model_len": service.engine.limits.context,
         }
+        if model.sees:
+            shown["input_modalities"] = ["text", "image"]
+        return shown
 
     @router.get("/v1/models")
     async def models() -> Models:

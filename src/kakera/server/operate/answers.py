@@ -13,9 +13,9 @@ from kakera.server.operate.sensors import CardReading
 
 @closed
 class Healthy(TypedDict):
-    """`token_seconds` only with `deep`."""
+    """`token_seconds` only with `deep`, and not of an engine that sleeps."""
 
-    status: Literal["ok"]
+    status: Literal["ok", "asleep"]
     running: int
     waiting: int
     token_seconds: NotRequired[float]
@@ -28,10 +28,10 @@ class Failing(TypedDict):
 
 
 @closed
-class Draining(TypedDict):
-    """It finishes its requests, takes no new ones, and then stops."""
+class NotReady(TypedDict):
+    """It takes no new requests: it finishes those that it has, and then stops; or it sleeps until it is woken."""
 
-    status: Literal["draining"]
+    status: Literal["draining", "asleep"]
     running: int
     waiting: int
 
@@ -43,6 +43,26 @@ class DrainAnswer(TypedDict):
     status: Literal["draining"]
     requests: int
     seconds: float
+
+
+@closed
+class IsSleeping(TypedDict):
+    """`level`: 0 awake, 1 with its weights in host memory, 2 without weights."""
+
+    is_sleeping: bool
+    level: int
+
+
+@closed
+class SleepAnswer(TypedDict):
+    """`seconds` that falling asleep or waking took; bytes in use on the card by anybody, and of host memory that the
+    sleep takes."""
+
+    is_sleeping: bool
+    level: int
+    seconds: float
+    device_bytes: int
+    host_bytes: int
 
 
 @closed
@@ -73,7 +93,7 @@ class Load(TypedDict):
 
 @closed
 class ServerInfo(TypedDict):
-    status: Literal["ready", "draining"]
+    status: Literal["ready", "draining", "asleep"]
     version: str
     model_path: str
     served_model_name: str
@@ -86,6 +106,18 @@ class ServerInfo(TypedDict):
     max_queued_requests: int
     max_total_num_tokens: int
     internal_states: list[Load]
+
+
+@closed
+class EventSource(TypedDict):
+    """`endpoint` publishes, `replay_endpoint` sends again."""
+
+    endpoint: str
+    replay_endpoint: str
+    topic: str
+    publisher: Literal["zmq"]
+    encoding: Literal["msgpack"]
+    schema_version: Literal[1]
 
 
 @closed
@@ -153,6 +185,7 @@ class StatusAnswer(TypedDict):
     version: str
     model: str
     about: str
+    sees: bool
     context: int
     uptime_seconds: float
     clock_seconds: float

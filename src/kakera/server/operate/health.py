@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from kakera.errors import RequestRefused
-from kakera.server.operate.answers import Draining, Failing, Healthy
+from kakera.server.operate.answers import Failing, Healthy, NotReady
 from kakera.server.service import Service
 from kakera.server.watch import EngineWatch, one_token
 
@@ -59,25 +59,26 @@ def health_routes(service: Service) -> APIRouter:
     probe = DeepProbe(watch)
 
     text = "No progress, and why; or it ends its requests and stops."
-    unwell = {"model": Failing | Draining, "description": text}
+    unwell = {"model": Failing | NotReady, "description": text}
 
     @router.get("/health", responses={200: {"model": Healthy}, 503: unwell})
     async def health(request: Request, deep: bool = False, ready: bool = True) -> JSONResponse:
-        """200 while the engine makes progress and new requests are taken; with `ready=0` also while the server finishes
-        those that it has. `deep` has the engine generate a token as well."""
+        """200 while the engine makes progress and new requests are taken, if need be by waking it; with `ready=0` also
+        while the server finishes those that it has, or sleeps. `deep` has an engine that is awake generate a token as
+        well."""
         if deep and request.headers.get("sec-fetch-site") in ELSEWHERE:
             text = "pages of other sites may not have tokens generated; leave deep out"
             raise RequestRefused(text, status=403, code="origin_not_allowed", param="deep")
         problem, seconds = await watch.problem(), 0.0
-        draining = service.drain.began and ready
-        if problem is None and deep and not draining:
+        status = "draining" if service.drain.began and ready else "asleep" if service.sleep.closed else "ok"
+        if problem is None and deep and status == "ok":
             problem, seconds = await probe.result()
         if problem:
             return JSONResponse({"status": "failing", "reason": problem}, status_code=503)
         answer: dict[str, object] = {"running": watch.last.running, "waiting": watch.last.waiting + service.arriving}
-        if draining:
-            return JSONResponse({"status": "draining", **answer}, status_code=503)
-        answer = {"status": "ok", **answer}
-        return JSONResponse({**answer, "token_seconds": round(seconds, 4)} if deep else answer)
+        answer = {"status": status, **answer}
+        if status == "draining" or (status == "asleep" and ready and not service.sleep.on_request):
+            return JSONResponse(answer, status_code=503)
+        return JSONResponse({**answer, "token_seconds": round(seconds, 4)} if deep and status == "ok" else answer)
 
     return router

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kakera.contract.events import EngineStats
+from kakera.contract.grid import PAGE
 from kakera.plan.plan import Place, Plan, PlanRow
 from kakera.plan.sizes import margin
 from kakera.server.operate.answers import Memory, MemoryState
@@ -69,7 +70,21 @@ def bars(plan: Plan, stats: EngineStats, reading: Reading) -> list[Bar]:
     return [*found, Bar("host", reading.host_bytes, reading.host_used, margin(reading.host_bytes), host)]
 
 
+def lent_line(plan: Plan, stats: EngineStats) -> str | None:
+    """In words, what is given back while other programs need the card."""
+    if not stats.pages_lent:
+        return None
+    there = stats.pages_total - stats.pages_lent
+    size = stats.pages_lent * plan.page_bytes / len(plan.device_names) / 1e9
+    waits = f"; {stats.held_back} such wait now" if stats.held_back else ""
+    return (
+        f"other programs need the card's memory: {size:.2f} GB of KV pages are given back until it is free again. "
+        f"Requests under {there * PAGE:,} tokens run, longer ones wait{waits}"
+    )
+
+
 def _rows(plan: Plan, stats: EngineStats, place: Place) -> tuple[tuple[PlanRow, int | None], ...]:
+    apart = not plan.target.one_memory  # else level 1 leaves the weights where they are
     left = _page_bytes(plan, stats)  # fills the page rows in their order
     found: list[tuple[PlanRow, int | None]] = []
     for row in plan.rows:
@@ -78,7 +93,7 @@ def _rows(plan: Plan, stats: EngineStats, place: Place) -> tuple[tuple[PlanRow, 
         used: int | None = None
         match row.meter:
             case "load":
-                used = row.bytes
+                used = 0 if stats.asleep > 1 or (stats.asleep and place == "device" and apart) else row.bytes
             case "slots":
                 used = row.bytes * (stats.slots_total - stats.slots_free) // max(stats.slots_total, 1)
             case "pages":
@@ -92,5 +107,5 @@ def _rows(plan: Plan, stats: EngineStats, place: Place) -> tuple[tuple[PlanRow, 
 
 def _page_bytes(plan: Plan, stats: EngineStats) -> int:
     """Bytes on one device of the pages that hold something: those of running requests and cached ones."""
-    filled = stats.pages_total - stats.pages_free + stats.pages_cached
+    filled = stats.pages_used + stats.pages_cached
     return filled * plan.page_bytes // len(plan.device_names)

@@ -14,11 +14,19 @@ from pydantic import Field
 from kakera import __version__
 from kakera.contract.events import EngineStats
 from kakera.contract.grid import PAGE
-from kakera.errors import RequestRefused
 from kakera.plan.plan import Plan
+from kakera.run.process.kv_events import KvEvents
 from kakera.server.fields import Body
-from kakera.server.http.access import is_loopback
-from kakera.server.operate.answers import DrainAnswer, FlushAnswer, Load, Loads, ModelInfo, OldLoad, ServerInfo
+from kakera.server.operate.answers import (
+    DrainAnswer,
+    EventSource,
+    FlushAnswer,
+    Load,
+    Loads,
+    ModelInfo,
+    OldLoad,
+    ServerInfo,
+)
 from kakera.server.service import Service
 
 
@@ -30,7 +38,7 @@ class DrainBody(Body):
     seconds: Annotated[float, Field(ge=0, le=86400)] = 600.0
 
 
-def router_routes(service: Service, plan: Plan | None) -> APIRouter:
+def router_routes(service: Service, plan: Plan | None, kv_events: KvEvents | None = None) -> APIRouter:
     router = APIRouter()
     name = service.model.name
 
@@ -56,7 +64,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
     async def server_info() -> ServerInfo:
         stats = await service.look()
         return {
-            "status": "draining" if service.drain.began else "ready",
+            "status": "draining" if service.drain.began else "asleep" if service.sleep.closed else "ready",
             "version": __version__,
             "model_path": name,
             "served_model_name": name,
@@ -70,6 +78,23 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
             "max_total_num_tokens": stats.pages_total * PAGE,
             "internal_states": [_load(stats)],
         }
+
+    @router.get("/kv_event_sources")
+    async def kv_event_sources() -> dict[str, EventSource]:
+        """Where each rank tells what is cached, as vllm-router 0.1.17 asks a new worker: a list, which vLLM's own route
+        gives, it refuses, and a source without each of the last three fields it passes over. It reads a host "*" as
+        the worker's. Empty without --kv-events."""
+        if kv_events is None:
+            return {}
+        source: EventSource = {
+            "endpoint": kv_events.endpoint,
+            "replay_endpoint": kv_events.replay,
+            "topic": kv_events.topic,
+            "publisher": "zmq",
+            "encoding": "msgpack",
+            "schema_version": 1,
+        }
+        return {"0": source}
 
     @router.get("/v1/loads")
     async def loads() -> Loads:
@@ -114,10 +139,7 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
         """Refuse new requests, let running ones go on for `seconds`, keep the cache if there is a disk for it, and end
         the server with status 0. Answers at once; once more changes how long. Without the server's key, from this
         machine only."""
-        host = request.client.host if request.client else ""
-        if not (service.access.keys or is_loopback(host)):
-            text = "a server without keys is only stopped from its own machine; start it with --api-key-file"
-            raise RequestRefused(text, status=403, code="key_needed")
+        service.access.check_operator(request.client.host if request.client else "")
         seconds = (body or DrainBody()).seconds
         service.drain.begin(seconds)
         return {"status": "draining", "requests": service.drain.inside, "seconds": seconds}
@@ -127,16 +149,15 @@ def router_routes(service: Service, plan: Plan | None) -> APIRouter:
 
 def _load(stats: EngineStats) -> Load:
     """Tokens count whole pages that running requests hold; cached prefixes are room, since they make way."""
-    used = stats.pages_total - stats.pages_free
     return {
         "dp_rank": 0,
         "num_running_reqs": stats.running,
         "num_waiting_reqs": stats.waiting,
         "num_total_reqs": stats.running + stats.waiting,
         "max_running_requests": stats.slots_total,
-        "num_used_tokens": used * PAGE,
+        "num_used_tokens": stats.pages_used * PAGE,
         "max_total_num_tokens": stats.pages_total * PAGE,
-        "token_usage": round(used / max(stats.pages_total, 1), 4),
+        "token_usage": round(1 - stats.pages_free / stats.pages_total, 4) if stats.pages_total else 0.0,
         "utilization": round(stats.running / max(stats.slots_total, 1), 4),
         "cache_hit_rate": round(
             stats.counters.get("cached_tokens", 0) / max(stats.counters.get("prompt_tokens", 0), 1), 4

@@ -14,7 +14,7 @@ from kakera.contract.events import EngineStats
 from kakera.plan.plan import Plan
 from kakera.plan.table import title
 from kakera.server.operate.answers import StatusAnswer
-from kakera.server.operate.memory_map import bars
+from kakera.server.operate.memory_map import bars, lent_line
 from kakera.server.operate.sensors import Sensors
 from kakera.server.operate.spill import SpillWatch
 from kakera.server.service import Service
@@ -33,14 +33,18 @@ def status_routes(
         stats = await service.look()
         reading = await asyncio.to_thread(sensors.read)
         memory = bars(plan, stats, reading) if plan else []
-        warnings = [bar.warning for bar in memory if bar.warning]
+        lent = lent_line(plan, stats) if plan else None
+        warnings = [line for line in (*(bar.warning for bar in memory), lent) if line]
         warnings += spill.warnings if spill else []
+        if service.sleep.closed:
+            warnings.append(service.sleep.text)
         if service.watch.stalled_for > service.watch.stall_seconds:
             warnings.append(service.watch.stall_text())
         return {
             "version": __version__,
             "model": service.model.name,
             "about": title(plan) if plan else "a scripted model: no weights, no memory plan",
+            "sees": service.model.sees,
             "context": service.engine.limits.context,
             "uptime_seconds": round(time.monotonic() - service.metrics.began, 1),
             "clock_seconds": round(time.monotonic(), 3),

@@ -23,16 +23,17 @@ export class Rates {
 
 export function showTiles(status, rates) {
   const engine = status.engine;
-  const used = engine.pages_total - engine.pages_free;
+  const used = engine.pages_total - engine.pages_lent - engine.pages_free;
   setText(by("t-running"), number(engine.running));
-  setText(by("t-slots"), `of ${engine.slots_total} slots`);
+  setText(by("t-slots"), `of ${engine.slots_total - engine.slots_lent} slots`);
   setText(by("t-queue"), number(engine.waiting));
   setText(by("t-decode"), rates ? rate(rates.generated) : "–");
   setText(by("t-prefill"), rates ? rate(rates.prefilled) : "–");
   const prompts = engine.counters.prompt_tokens;
   setText(by("t-cached"), prompts ? percent(engine.counters.cached_tokens / prompts) : "–");
   setText(by("t-pages"), percent(engine.pages_total ? used / engine.pages_total : 0));
-  setText(by("t-pages-note"), `in use; ${number(engine.pages_cached)} cached`);
+  const lent = engine.pages_lent ? `; ${number(engine.pages_lent)} given back` : "";
+  setText(by("t-pages-note"), `in use; ${number(engine.pages_cached)} cached${lent}`);
 }
 
 /** `own`: the id of the request that this page's chat has sent, which `cancel` ends. */

@@ -45,6 +45,7 @@ function show(status) {
   draw(by("warnings"), status.warnings, (place) => showWarnings(place, status));
   if (!chat) {
     chat = new Chat(ask, () => chat && showHistory(chat));
+    chat.pictures.offer(status.sees);
     by("chat-new").addEventListener("click", () => {
       chat.open(null);
       chat.input.focus({ preventScroll: true });

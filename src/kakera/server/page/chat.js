@@ -1,6 +1,7 @@
 // The conversation: what is sent, what becomes of it, and which of its turns are asked again or differently.
 
 import { by, el } from "./dom.js";
+import { Pictures, withPictures } from "./pictures.js";
 import { keepSettings, withSettings } from "./settings.js";
 import { load, save } from "./store.js";
 import { complete } from "./stream.js";
@@ -18,6 +19,7 @@ export class Chat {
     this.running = null; // the id of the request that streams here
     this.log = by("chat-log");
     this.input = by("chat-input");
+    this.pictures = new Pictures();
     this.touch = matchMedia("(pointer: coarse)").matches; // its Enter key is the only way to a new line
     if (!this.touch) this.input.placeholder += " Shift+Enter breaks the line.";
     this.input.value = sessionStorage.getItem(DRAFT) ?? "";
@@ -35,6 +37,7 @@ export class Chat {
     by("chat-stop").addEventListener("click", () => this.cancel());
     by("edit-cancel").addEventListener("click", () => {
       this.setInput(this.before);
+      this.pictures.set(this.beforePictures);
       this.edit(null);
     });
     this.open(null);
@@ -67,7 +70,7 @@ export class Chat {
     const { messages } = this.chat;
     const last = messages.length - 1;
     const nodes = messages.map((message, i) => {
-      if (message.role === "user") return question(message.content, () => this.edit(i));
+      if (message.role === "user") return question(message.content, () => this.edit(i), message.pictures);
       const answer = Answer.stored(message);
       answer.offer(i === last ? () => this.again() : null);
       return answer.node;
@@ -84,7 +87,9 @@ export class Chat {
     by("edit-note").hidden = index === null;
     if (index === null) return;
     this.before = this.input.value;
+    this.beforePictures = this.pictures.urls;
     this.setInput(this.chat.messages[index].content);
+    this.pictures.set(this.chat.messages[index].pictures ?? []);
     this.input.focus();
   }
 
@@ -95,7 +100,8 @@ export class Chat {
     const last = messages[messages.length - 1];
     if (this.editing !== null) messages.length = this.editing;
     else if (last?.role === "user" && last.returned) messages.pop(); // it was given back to the input, and comes again
-    messages.push({ role: "user", content: text });
+    const pictures = this.pictures.taken();
+    messages.push({ role: "user", content: text, ...(pictures.length ? { pictures } : {}) });
     this.chat.title ||= text.replace(/\s+/g, " ").slice(0, TITLE);
     this.setInput("");
     this.edit(null);
@@ -108,7 +114,10 @@ export class Chat {
     const { messages } = this.chat;
     while (messages.length && messages[messages.length - 1].role === "assistant") messages.pop();
     const last = messages[messages.length - 1];
-    if (last.returned && this.input.value.trim() === last.content) this.setInput("");
+    if (last.returned && this.input.value.trim() === last.content) {
+      this.setInput("");
+      this.pictures.set([]);
+    }
     this.answer();
   }
 
@@ -144,7 +153,7 @@ export class Chat {
   }
 
   async stream(answer, signal) {
-    const messages = this.chat.messages.filter(({ content }) => content).map(({ role, content }) => ({ role, content }));
+    const messages = this.chat.messages.filter(({ content }) => content).map((each) => ({ role: each.role, content: withPictures(each) }));
     let usage = null;
     let finish = null;
     for await (const chunk of complete(this.ask, withSettings(messages), signal)) {
@@ -165,6 +174,7 @@ export class Chat {
   giveBack(chat, asked) {
     if (chat !== this.chat || this.input.value.trim()) return {};
     this.setInput(asked.content);
+    this.pictures.set(asked.pictures ?? []);
     return { returned: true };
   }
 

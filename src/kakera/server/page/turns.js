@@ -2,14 +2,16 @@
 
 import { button, copyButton, duration, el, number, rate } from "./dom.js";
 import { showMarkdown } from "./markup.js";
+import { thumbnail } from "./pictures.js";
 
 const TICK_MILLISECONDS = 250;
 const DRAW_MILLISECONDS = 60; // a long text is parsed in a few milliseconds, tokens may come faster
 const seconds = (since) => (performance.now() - since) / 1000;
 
-export function question(text, edit) {
+export function question(text, edit, pictures = []) {
+  const shown = pictures.length ? el("div", { class: "line" }, ...pictures.map(thumbnail)) : null;
   const actions = el("div", { class: "actions" }, button("Edit", edit));
-  return el("div", { class: "turn user" }, el("div", { class: "text" }, text), actions);
+  return el("div", { class: "turn user" }, shown, el("div", { class: "text" }, text), actions);
 }
 
 export function failure(message, again) {

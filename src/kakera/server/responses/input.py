@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kakera.chat.images import Content, content_with_images, refuse_images
 from kakera.chat.messages import ROLES
 from kakera.chat.parts import content_text, left_out
 from kakera.errors import RequestRefused
@@ -23,15 +24,16 @@ PAYLOADS = ("arguments", "action", "operation", "input")  # of calls, by their k
 Message = dict[str, Any]
 
 
-def responses_chat(body: ResponsesBody) -> tuple[ChatBody, ToolNames, list[str]]:
-    """Chat body, names, and the types of tools that were left out. Raises RequestRefused (400) naming the field."""
+def responses_chat(body: ResponsesBody, sees: bool = False) -> tuple[ChatBody, ToolNames, list[str]]:
+    """Chat body, names, and the types of tools that were left out. `sees`: parts with images are kept. Raises
+    RequestRefused (400) naming the field."""
     names = ToolNames()
     unknown: list[str] = []
     tools = function_tools(body.tools or [], "tools", None, names, unknown)
     items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     tools += later_tools(items, {tool["function"]["name"] for tool in tools}, names, unknown)
     messages = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    messages += input_messages(items, names)
+    messages += input_messages(items, names, sees)
     fields = {
         "messages": messages,
         "tools": tools or None,
@@ -56,7 +58,7 @@ def response_format(form: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {name: form[name] for name in form.keys() - {"type"}}}
 
 
-def input_messages(items: list[dict[str, Any]], names: ToolNames) -> list[Message]:
+def input_messages(items: list[dict[str, Any]], names: ToolNames, sees: bool = False) -> list[Message]:
     """Reasoning, words and calls that follow one another were one answer, and become one message again. Items that say
     nothing here are left out."""
     messages: list[Message] = []
@@ -66,21 +68,23 @@ def input_messages(items: list[dict[str, Any]], names: ToolNames) -> list[Messag
         ran = isinstance(call_id := item.get("call_id"), str) and call_id in paired  # by the client
         match item.get("type") or "message":
             case "message" if item.get("role") == "assistant":
+                if sees:
+                    refuse_images(item.get("content"), f"{path}.content", "assistant")
                 _answer(messages)["content"].append(content_text(item.get("content"), f"{path}.content"))
             case "message":
-                messages.append(said(item, path, index == len(items) - 1))
+                messages.append(said(item, path, index == len(items) - 1, sees))
             case "reasoning":
                 if text := reasoning_text(item, path):
                     _answer(messages).setdefault("reasoning_content", []).append(text)
             case "function_call" | "custom_tool_call" as kind:
                 _answer(messages).setdefault("tool_calls", []).append(call_object(item, kind, names))
             case "function_call_output" | "custom_tool_call_output":
-                messages.append({"role": "tool", "content": output_text(item, path)})
+                messages.append({"role": "tool", "content": output_of(item, path, sees)})
             case str(kind) if ran and kind.endswith("_call"):
                 called = {"call_id": call_id, "name": kind.removesuffix("_call"), "arguments": payload(item)}
                 _answer(messages).setdefault("tool_calls", []).append(call_object(called, kind, names))
             case str(kind) if ran and kind.endswith("_output"):
-                messages.append({"role": "tool", "content": output_text(item, path)})
+                messages.append({"role": "tool", "content": output_of(item, path, sees)})
             case "item_reference":
                 words = f"{path} is an item_reference: nothing is stored here; send the item itself (store: false)"
                 raise RequestRefused(words, param=path)
@@ -101,13 +105,17 @@ def called_and_answered(items: list[dict[str, Any]]) -> set[str]:
     return calls & {call_id for kind, call_id in named if kind.endswith("_output")}
 
 
-def said(item: dict[str, Any], path: str, last: bool) -> Message:
+def said(item: dict[str, Any], path: str, last: bool, sees: bool = False) -> Message:
     """A message of anyone but the model. Raises RequestRefused for roles that are not known."""
     role = string(item, "role", path)
     if role not in ROLES:
         raise RequestRefused(f"{path}.role is {role!r}, which is not known", param=f"{path}.role")
-    content = content_text(item.get("content"), f"{path}.content", now=last and role == "user", joint="\n")
-    return {"role": role, "content": content}
+    where = f"{path}.content"
+    if sees and role == "user":
+        return {"role": role, "content": content_with_images(item.get("content"), where, now=last, joint="\n")}
+    if sees:
+        refuse_images(item.get("content"), where, role)
+    return {"role": role, "content": content_text(item.get("content"), where, now=last and role == "user", joint="\n")}
 
 
 def _answer(messages: list[Message]) -> Message:
@@ -135,9 +143,10 @@ def payload(item: dict[str, Any]) -> Any:
     return next((item[name] for name in PAYLOADS if item.get(name) is not None), None)
 
 
-def output_text(item: dict[str, Any], path: str) -> str:
-    """What a call gave: its text, the tools that it has loaded, or how it ended."""
+def output_of(item: dict[str, Any], path: str, sees: bool = False) -> Content:
+    """What a call gave: its text, with images if they are seen, the tools that it has loaded, or how it ended."""
     output = item.get("output")
     if output is None and isinstance(tools := item.get("tools"), list):
         output = "\n".join(f"Tool: {tool.get('name')}" for tool in tools if isinstance(tool, dict))
-    return content_text(output, f"{path}.output", joint="\n") or str(item.get("status") or "")
+    read = content_with_images if sees else content_text
+    return read(output, f"{path}.output", joint="\n") or str(item.get("status") or "")

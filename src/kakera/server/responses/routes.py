@@ -56,7 +56,7 @@ def responses_routes(service: Service) -> APIRouter:
 
 async def prompt_of(body: ResponsesBody, service: Service) -> Sequence[int]:
     """The tokens of its prompt. Raises RequestRefused."""
-    chat, _, _ = await service.intake.run(lambda watch: responses_chat(body))
+    chat, _, _ = await service.intake.run(lambda watch: responses_chat(body, service.model.sees))
     return (await dialect_prompt(chat, service)).tokens
 
 
@@ -73,7 +73,7 @@ def failed_stream(error: RequestRefused, body: ResponsesBody, model: str) -> str
 
 
 async def responses_reply(body: ResponsesBody, service: Service, request: Request) -> ResponsesReply:
-    chat, names, unknown = await service.intake.run(lambda watch: responses_chat(body))
+    chat, names, unknown = await service.intake.run(lambda watch: responses_chat(body, service.model.sees))
     for kind in unknown:
         service.note(f"tools {kind}", f"tools of type {kind[:100]!r} do not run here and are left out")
     job = await dialect_job(chat, service, "resp", names_of(body, NAMES))
