@@ -138,12 +138,12 @@ def with_disk(recipe: Recipe, limit: int, say: Callable[[str], None]) -> Recipe:
 
     if not isinstance(recipe, EngineRecipe):
         raise UsageError("--disk-cache: a scripted model has no prefixes to keep")
-    if recipe.plan.ranks > 1:
-        raise UsageError("--disk-cache: not for a model that several processes share yet")
     if recipe.recording is not None:
         raise UsageError("--disk-cache: a recording could not be replayed without the disk; leave --record out")
     home = default_home()
     check_home(home)
+    if recipe.plan.ranks > 1:
+        raise UsageError("--disk-cache: not for a model that several processes share yet")
     if not CacheSizes.of(recipe.plan).can_save:
         raise UsageError("--disk-cache: the memory of the prefix cache holds no state; give --host-cache more")
     say(f"prefixes are kept in {home}, up to {limit / 1e9:.1f} GB")
