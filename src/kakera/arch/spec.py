@@ -126,7 +126,7 @@ QWEN_NAMES = Names(
 class ModelSpec:
     """`hidden`: values of one residual stream; `vocab`: rows of embedding and head; `eos`: end tokens, the first of
     which counts where one is meant; `finish`: name of the last read; `embedding`: where that may lie, best first;
-    `unserved`: why it can be planned and not served."""
+    `unserved`: why it can be planned and not served; `cpu_only`: why cards, and several ranks, can not serve it."""
 
     model_type: str
     vocab: int
@@ -142,6 +142,7 @@ class ModelSpec:
     finish: str = "model.norm"
     embedding: tuple[Place, ...] = ("device",)
     unserved: str = ""
+    cpu_only: str = ""
 
     @staticmethod
     def of(config: Config, layers: tuple[Layer, ...], residual: Residual, draft: Draft | None = None) -> ModelSpec:

@@ -19,7 +19,7 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     from kakera.plan.asleep import Asleep
     from kakera.plan.cautions import cautions, uneven
     from kakera.plan.costs import costs
-    from kakera.plan.planner import beside_wsl, make_plan
+    from kakera.plan.planner import beside_wsl, make_plan, unserved_on
     from kakera.plan.proven import proof_for, proven_line
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
@@ -42,8 +42,8 @@ def plan(model: ModelArgument = "mini", as_json: JsonOption = False, *, wishes: 
     proof, asleep = proof_for(made, machine), Asleep.of(made, machine)
     if len(made.device_bytes) > 1:
         notes += ("kakera computes on one card so far: this is what several will take, its speeds are estimates",)
-    if spec.unserved:
-        notes += (spec.unserved,)
+    if why := unserved_on(spec, machine):
+        notes += (why,)
     if as_json:
         more = {"elsewhere": other and other.to_json(), "proven": proof and proof.day}
         more["asleep"] = asleep.to_json()

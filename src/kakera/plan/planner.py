@@ -10,7 +10,7 @@ from typing import Any
 from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
 from kakera.contract.grid import PAGE
-from kakera.errors import PlanRefused
+from kakera.errors import PlanRefused, Unserved
 from kakera.plan.advice import refusal
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.search import draft
@@ -26,6 +26,11 @@ def make_plan(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: Weight
     if not found.fits:
         raise PlanRefused(*refusal(found, wishes, machine, weights))
     return found.plan
+
+
+def unserved_on(spec: ModelSpec, machine: Machine) -> str:
+    """Why the model can not be computed on such a machine; "" if it can."""
+    return spec.unserved or (spec.cpu_only if machine.target.has_cards or machine.ranks > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,11 @@ def beside_wsl(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: Weigh
 
 
 def plan_and_speed(directory: Path, wishes: Wishes, machine: Machine) -> tuple[Plan, Speed]:
-    """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
+    """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError; Unserved for
+    a model that such a machine can not compute."""
     spec = load_spec(directory)
+    if why := unserved_on(spec, machine):
+        raise Unserved(why)
     sizes = from_checkpoint(directory, spec)
     plan = make_plan(spec, wishes, machine, sizes)
     return plan, predict(plan, machine, sizes)

@@ -195,7 +195,7 @@ def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
     weighed = [(t, leaf, count) for t in fixed for leaf, count in quantization.leaves(t)]
     decoded, decoded_embedding = decoded_bytes(spec)
     sources = {
-        "escha": "computed for Escha-W2 of this config",
+        **dict.fromkeys(("escha", "eschamoe"), "computed for Escha-W2 of this config"),
         "exl3": f"estimated for EXL3 at {float(quantization.mean)} bits",
     }
     return WeightBytes(
