@@ -10,10 +10,12 @@ import torch
 from model_world import Harness, Row, moe_config, save_model
 from torch import Tensor
 
+from kakera.arch.moe import Moe
 from kakera.errors import CheckpointError, Unserved
 from kakera.model.load import load_weights
 from kakera.model.mlp.experts import MoeMlp
 from kakera.model.qwen3_5 import HybridModel
+from kakera.model.weights import MlpWeights, MoeWeights
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
 from kakera.weights.checkpoint import Checkpoint
@@ -76,6 +78,35 @@ def test_a_gate_of_zero_halves_the_shared_expert(mlp):
     shut, half, wide = (with_gates(mlp, torch.cat([none_E, torch.tensor([g])]))(x_TH) for g in (-200.0, 0.0, 200.0))
     torch.testing.assert_close(half, (shut + wide) / 2)
     assert (wide - shut).abs().max() > 1e-2
+
+
+def test_what_is_rounded_to_16_bit_and_what_is_not():
+    """Logits, shares, an expert's and the shared expert's output and the routed sum are; the softmax, the sum of slots,
+    the sigmoid and the last sum are not. The numbers are such that each of these shows."""
+    half = lambda number: torch.tensor(number).bfloat16().float().item()  # noqa: E731
+    logits, gate, given, shared = (-0.859375, -1.328125), 2.5625, (1.828125, -1.1328125), -0.9453125
+    high, low = torch.tensor(logits).softmax(0).tolist()
+    routed = half(high) * given[0] + half(low) * given[1]
+    sigmoid = torch.tensor(gate).sigmoid().item()
+    expected = half(half(routed) + shared * sigmoid)
+    others = {
+        half(half(high * given[0] + low * given[1]) + shared * sigmoid),
+        half(routed + shared * sigmoid),
+        half(half(routed) + half(shared * sigmoid)),
+        half(half(routed) + shared * half(sigmoid)),
+        half(half(half(half(high) * given[0]) + half(half(low) * given[1])) + shared * sigmoid),
+    }
+    assert expected not in others
+
+    def gives(value: float) -> MlpWeights:
+        zeros = lambda x_TI, decode_tokens=0: x_TI.new_zeros(len(x_TI), 2)  # noqa: E731
+        return MlpWeights(zeros, lambda x_TI, decode_tokens=0: x_TI.new_full((len(x_TI), 1), value))
+
+    gates_G = torch.tensor([*logits, gate]).bfloat16()
+    gates = lambda x_TI, decode_tokens=0: gates_G.expand(len(x_TI), 3)  # noqa: E731
+    weights = MoeWeights(gates, tuple(map(gives, given)), gives(shared))
+    found = MoeMlp(Moe(2, 2, 1, 1, 1), weights)(torch.zeros(3, 1, dtype=torch.bfloat16), 1)
+    assert found.dtype == torch.bfloat16 and found.float().flatten().tolist() == [expected] * 3
 
 
 @pytest.mark.parametrize("company", [1, 63, 200])

@@ -79,7 +79,7 @@ def _local(model: str, wishes: Wishes, settings: Settings, threads: int | None, 
     from kakera.target.devices import resolve_to_compute
     from kakera.target.threads import patient_threads
 
-    found = resolve_model(model)
+    found = resolve_model(model, wishes.gpus)
     offered = served_model(found)
     recipe = recipe_for(found, wishes, lambda line: console.print(line, style="dim", soft_wrap=True), threads)
     with patient_threads(computes=not resolve_to_compute(wishes.gpus).target.has_cards):

@@ -33,6 +33,12 @@ def unserved_on(spec: ModelSpec, machine: Machine) -> str:
     return spec.unserved or (spec.cpu_only if machine.target.has_cards or machine.ranks > 1 else "")
 
 
+def refuse_unserved_on(spec: ModelSpec, gpus: str) -> None:
+    """Raise Unserved for a model that can not be computed there; of one that can be anywhere nobody looks at cards."""
+    if spec.cpu_only and (why := unserved_on(spec, resolve_to_compute(gpus))):
+        raise Unserved(why)
+
+
 @dataclass(frozen=True)
 class Elsewhere:
     """The same under the other driver: Windows', through WSL2, or Linux' own."""
