@@ -163,17 +163,17 @@ def test_chunks_company_and_checkpoints_change_no_bit(model, tokens):
     same(chunked, 1)
 
 
-@pytest.mark.parametrize("gpus", ["12GB", "12GB,12GB", "cpu,cpu"])
-def test_cards_and_several_ranks_are_refused_in_words(directory, gpus, monkeypatch):
+@pytest.mark.parametrize("gpus", ["12GB", "12GB,12GB"])
+def test_cards_are_refused_in_words(directory, gpus, monkeypatch):
     from kakera.plan import planner
     from kakera.target.devices import resolve
 
     monkeypatch.setattr(planner, "resolve_to_compute", resolve)
-    with pytest.raises(Unserved, match=r"mixtures of experts .* on one CPU so far \(--gpus cpu\)"):
+    with pytest.raises(Unserved, match=r"mixtures of experts .* on a CPU so far \(--gpus cpu\)"):
         plan_for(directory, Wishes(gpus=gpus))
     assert plan_for(directory, Wishes(gpus="cpu")).context
 
 
 def test_a_loader_refuses_a_card_too(directory):
-    with pytest.raises(CheckpointError, match="on one CPU so far"):
+    with pytest.raises(CheckpointError, match="on a CPU so far"):
         load_weights(Checkpoint.open(directory), torch.bfloat16, torch.device("cuda"))

@@ -22,10 +22,10 @@ CONFIG = {
     "num_hidden_layers": 1,
     "layer_types": ["full_attention"],
     "num_attention_heads": 2,
-    "num_key_value_heads": 1,
+    "num_key_value_heads": 2,
     "head_dim": 64,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 1,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
     "max_position_embeddings": 512,
@@ -33,16 +33,16 @@ CONFIG = {
     "num_experts": EXPERTS,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": WIDTH,
-    "shared_expert_intermediate_size": WIDTH,
+    "shared_expert_intermediate_size": 2 * WIDTH,
 }
 PREFIX = "model.language_model.layers.0.mlp.experts"
 STACKS = {"gate_up_proj": (2 * WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}
 Tensors = dict[str, Tensor]
 
 
-def write(directory: Path, tensors: Tensors) -> Checkpoint:
+def write(directory: Path, tensors: Tensors, **changes: int) -> Checkpoint:
     directory.mkdir(exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+    (directory / "config.json").write_text(json.dumps({**CONFIG, **changes}))
     save_file(
         {f"{PREFIX}.{name}": tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors"
     )
@@ -102,8 +102,8 @@ def code(inputs: int, outputs: int, bits: float, *experts: int) -> Tensor:
     return torch.randint(-(1 << 15), 1 << 15, shape, generator=torch.Generator().manual_seed(3)).to(torch.int16)
 
 
-def escha(name: str = "gate_up_proj", bits: int = 2) -> Tensors:
-    outputs, inputs = STACKS[name]
+def escha(name: str = "gate_up_proj", bits: int = 2, shape: tuple[int, int] | None = None) -> Tensors:
+    outputs, inputs = shape or STACKS[name]
     sizes = [16, bits, 2, 1, EXPERTS, inputs, outputs, inputs, outputs]
     rout = drawn(EXPERTS, outputs).half()
     rout[:, ::3] = 0  # as many channels of published files are
@@ -146,8 +146,8 @@ def test_extra_scales_that_are_not_one_are_folded_in(tmp_path):
     assert torch.equal(read(write(tmp_path / "others", tensors), "gate_up_proj", 2), 2 * plain)
 
 
-def exl3(number: int, name: str, bits: float, book: codebook.Name) -> Tensors:
-    outputs, inputs = {"gate_proj": (WIDTH, HIDDEN), "up_proj": (WIDTH, HIDDEN), "down_proj": (HIDDEN, WIDTH)}[name]
+def exl3(number: int, name: str, bits: float, book: codebook.Name, shape: tuple[int, int] | None = None) -> Tensors:
+    outputs, inputs = shape or ((HIDDEN, WIDTH) if name == "down_proj" else (WIDTH, HIDDEN))
     found = {"trellis": code(inputs, outputs, bits), "suh": drawn(inputs).half(), "svh": drawn(outputs).half()}
     flags = {"mcg": codebook.MCG_MULTIPLIER, "mul1": codebook.MUL1_MULTIPLIER}
     if book in flags:
@@ -250,6 +250,31 @@ def test_other_plain_shapes_and_biases_are_refused(tmp_path, stacked):
     ):
         with pytest.raises(CheckpointError, match=words):
             read(write(tmp_path / name, tensors), "gate_up_proj", 0)
+
+
+@pytest.mark.parametrize("form", ["stacked", "split", "escha", "exl3"])
+def test_what_two_ranks_read_are_the_parts_of_an_expert(tmp_path, form):
+    """Of gate and of up the same block of 128, of down the inputs that read it; of coded ones within rounding."""
+    shapes = {"gate_up_proj": (4 * WIDTH, HIDDEN), "down_proj": (HIDDEN, 2 * WIDTH)}
+    plain = {name: drawn(EXPERTS, *shape).bfloat16() for name, shape in shapes.items()}
+    tensors = {"stacked": plain, "split": split(plain)}.get(form, {})
+    if form == "escha":
+        for name, bits in (("gate_up_proj", 2), ("down_proj", 3)):
+            tensors |= escha(name, bits, shapes[name])
+    if form == "exl3":
+        for number in range(EXPERTS):
+            for name in ("gate_proj", "up_proj", "down_proj"):
+                shape = shapes["down_proj"] if name == "down_proj" else (2 * WIDTH, HIDDEN)
+                tensors |= exl3(number, name, 2, "mcg", shape)
+    write(tmp_path, tensors, moe_intermediate_size=2 * WIDTH)
+    whole, *parts = (Checkpoint.open(tmp_path, rank=r, ranks=n) for r, n in ((0, 1), (0, 2), (1, 2)))
+    for name in shapes:
+        expected_OI, (first, second) = read(whole, name, 3), (read(part, name, 3) for part in parts)
+        if name == "down_proj":
+            found = torch.cat([first, second], 1)
+        else:
+            found = torch.cat([half for pair in zip(first.chunk(2), second.chunk(2), strict=True) for half in pair])
+        torch.testing.assert_close(found, expected_OI, rtol=0, atol=1e-5 if form in ("escha", "exl3") else 0)
 
 
 def test_a_random_stack_is_its_pieces(tmp_path):

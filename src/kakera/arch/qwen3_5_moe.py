@@ -23,8 +23,8 @@ from kakera.arch.spec import AddNorm, Layer, ModelSpec, Site
 ROUTING: Computed = {"norm_topk_prob": (True,), "decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
 GROUPS = ("linear_", "moe_", "num_experts", "shared_expert_")
 CPU_ONLY = (
-    "kakera computes mixtures of experts (qwen3_5_moe) on one CPU so far (--gpus cpu): it can plan them for cards and "
-    "for several ranks, and not serve them there yet"
+    "kakera computes mixtures of experts (qwen3_5_moe) on a CPU so far (--gpus cpu): it can plan them for cards, and "
+    "not serve them there yet"
 )
 
 

@@ -126,7 +126,7 @@ QWEN_NAMES = Names(
 class ModelSpec:
     """`hidden`: values of one residual stream; `vocab`: rows of embedding and head; `eos`: end tokens, the first of
     which counts where one is meant; `finish`: name of the last read; `embedding`: where that may lie, best first;
-    `unserved`: why it can be planned and not served; `cpu_only`: why cards, and several ranks, can not serve it."""
+    `unserved`: why it can be planned and not served; `cpu_only`: why cards can not serve it."""
 
     model_type: str
     vocab: int

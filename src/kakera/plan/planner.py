@@ -30,7 +30,7 @@ def make_plan(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: Weight
 
 def unserved_on(spec: ModelSpec, machine: Machine) -> str:
     """Why the model can not be computed on such a machine; "" if it can."""
-    return spec.unserved or (spec.cpu_only if machine.target.has_cards or machine.ranks > 1 else "")
+    return spec.unserved or (spec.cpu_only if machine.target.has_cards else "")
 
 
 def refuse_unserved_on(spec: ModelSpec, gpus: str) -> None:

@@ -135,19 +135,23 @@ class Checkpoint:
         self, name: str, number: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
     ) -> Tensor:
         """Weight [O, I] of one expert of a stack, decoded, whether the stack is stored in one piece or one by one."""
-        declared = self._declared[name]
+        declared, cut = self._declared[name], stack.of_expert(self.part(name))
         if not self.has(name):
             linears = stack.linears(declared, number)
             if biased := [linear for linear in linears if "bias" in self.leaves(linear)]:
                 raise CheckpointError(f"{biased[0]} has a bias, which no expert that is known here has")
             outputs, inputs = declared.shape[1] // len(linears), declared.shape[2]
-            return torch.cat([self.linear(linear, outputs, inputs, dtype, device) for linear in linears])
+            parts = []
+            for place, linear in enumerate(linears):
+                read, own = FORMATS[self.kind(linear)].read, stack.of_linear(cut, place, outputs)
+                parts.append(read(self.leaves(linear), outputs, inputs, dtype, device, own))
+            return torch.cat(parts)
         leaves = self._modules.get(name)
         if leaves is None:  # without `.weight`: a leaf of the module around it
             module, _, leaf = name.rpartition(".")
             leaves = Leaves(name)
             leaves.add(plain.MARK, self.leaves(module)[leaf])
-        return stack.read(leaves, declared, number, dtype, device)
+        return stack.read(leaves, declared, number, dtype, device, cut)
 
     def bias(
         self,
