@@ -64,6 +64,13 @@ class Placed:
         """Bytes that a token reads of it on each, if all units are chosen alike."""
         return self.part.read * self.device // self.part.bytes
 
+    def read_by(self, tokens: int) -> int:
+        """Bytes that tokens of one step read of it on each device, if each chooses for itself and all units are chosen
+        alike."""
+        if self.part.units == 1:
+            return tokens * self.read_on_device
+        return int(self.device * (1 - (1 - self.part.taken / self.part.units) ** tokens))
+
     @property
     def read_on_host(self) -> int:
         return self.part.read * (self.part.units - self.units) // self.part.units
