@@ -41,15 +41,16 @@ class MoeMlp:
 
     def _slots(self, x_TH: Tensor, expert_TK: Tensor, decode_tokens: int) -> Tensor:
         """What every slot's expert gives, [T x top, H]."""
-        top = self.block.top
-        slot_SH = torch.empty(expert_TK.numel(), self.block.hidden, dtype=x_TH.dtype, device=x_TH.device)
-        for number, slots_N in enumerate(group(expert_TK, self.block.experts)):
-            expert, decode = DenseMlp(self.weights.experts[number]), int((slots_N < decode_tokens * top).sum())
-            for slot_1 in torch.split(slots_N[:decode], 1):
-                slot_SH[slot_1] = expert(x_TH[slot_1 // top], 1)
-            if decode < len(slots_N):
-                slot_SH[slots_N[decode:]] = expert(x_TH[slots_N[decode:] // top])
-        return slot_SH
+        experts = [DenseMlp(weights) for weights in self.weights.experts]
+        slot_TKH = x_TH.new_empty(*expert_TK.shape, self.block.hidden)
+        for row, numbers in enumerate(expert_TK[:decode_tokens].tolist()):
+            for place, number in enumerate(numbers):
+                slot_TKH[row, place] = experts[number](x_TH[row : row + 1], 1)[0]
+        rows_TH, slot_SH = x_TH[decode_tokens:], slot_TKH[decode_tokens:].flatten(0, 1)
+        for expert, slots_N in zip(experts, group(expert_TK[decode_tokens:], len(experts)), strict=True):
+            if len(slots_N):
+                slot_SH[slots_N] = expert(rows_TH[slots_N // self.block.top])
+        return slot_TKH.flatten(0, 1)
 
 
 def build(spec: ModelSpec, layers: Sequence[MoeWeights], device: torch.device, dtype: torch.dtype) -> Flat:
