@@ -161,7 +161,11 @@ def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) 
         rows=by_rows(0, spec.vocab),
         decoded_embedding=decoded_embedding,
         source=source + "".join(f"; no file holds the {part}, which is not counted" for part in missing),
-        parts=_parts((declared[name], sum(held.bytes for held in group)) for name, group in apart.items()),
+        parts=_parts(
+            (declared[name], held.name.rpartition(".")[2], held.bytes)
+            for name, group in apart.items()
+            for held in group
+        ),
     )
 
 
@@ -170,7 +174,7 @@ def _shared(weighed: Iterable[tuple[Tensor | None, str, Fraction]]) -> dict[str,
     shares: dict[Shard, Fraction] = {}
     first, coded = Fraction(0), set()
     for tensor, leaf, count in weighed:
-        shard = WHOLE if tensor is None else leaf_shard(tensor.shard, leaf)
+        shard = WHOLE if tensor is None else leaf_shard(tensor, leaf)
         shares[shard] = shares.get(shard, Fraction(0)) + count
         first += count if tensor is not None and of_first(tensor.shard.axis, leaf) else 0
         coded |= {shard} if is_coded(leaf) else set()
@@ -212,30 +216,33 @@ def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
         rows=by_rows(0, spec.vocab),
         decoded_embedding=decoded_embedding,
         source=sources.get(method, "computed for 16-bit weights of this config"),
-        parts=_parts((t, math.ceil(quantization.bytes(t))) for t in found if t.part),
+        parts=_parts((t, leaf, math.ceil(count)) for t in found if t.part for leaf, count in quantization.leaves(t)),
     )
 
 
-def _parts(weighed: Iterable[tuple[Tensor, int]]) -> tuple[Part, ...]:
-    groups: dict[str, list[tuple[Tensor, int]]] = {}
-    for tensor, count in weighed:
-        groups.setdefault(tensor.part, []).append((tensor, count))
+def _parts(weighed: Iterable[tuple[Tensor, str, int]]) -> tuple[Part, ...]:
+    groups: dict[str, list[tuple[Tensor, str, int]]] = {}
+    for tensor, leaf, count in weighed:
+        groups.setdefault(tensor.part, []).append((tensor, leaf, count))
     return tuple(_part(name, group) for name, group in groups.items())
 
 
-def _part(name: str, group: list[tuple[Tensor, int]]) -> Part:
+def _part(name: str, group: list[tuple[Tensor, str, int]]) -> Part:
     """A table on a CPU stays as it is stored where it may lie in a file; an embedding is decoded as ever."""
-    tensor, _ = group[0]
+    tensor, *_ = group[0]
     shares: dict[Shard, int] = {}
-    for member, count in group:
-        shares[member.shard] = shares.get(member.shard, 0) + count
+    bytes_of: dict[Tensor, int] = {}
+    for member, leaf, count in group:
+        shard = leaf_shard(member, leaf)
+        shares[shard] = shares.get(shard, 0) + count
+        bytes_of[member] = bytes_of.get(member, 0) + count
     stored = "file" in tensor.places
     return Part(
         name=name,
         places=tensor.places,
         shares=tuple(shares.items()),
-        decoded=sum(count if stored else _decoded(member) for member, count in group),
+        decoded=sum(count if stored else _decoded(member) for member, count in bytes_of.items()),
         units=tensor.shape[0] if tensor.role == "stack" else 1,
         taken=tensor.active or 1,
-        read=math.ceil(sum(count * member.share for member, count in group)),
+        read=math.ceil(sum(count * member.share for member, count in bytes_of.items())),
     )
