@@ -221,28 +221,34 @@ def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
 
 
 def _parts(weighed: Iterable[tuple[Tensor, str, int]]) -> tuple[Part, ...]:
-    groups: dict[str, list[tuple[Tensor, str, int]]] = {}
+    """Of (tensor, leaf, bytes), of which one leaf of a stack may come 256 times."""
+    tensors: dict[str, Tensor] = {}
+    groups: dict[str, dict[str, dict[str, int]]] = {}  # bytes by part, tensor and leaf
     for tensor, leaf, count in weighed:
-        groups.setdefault(tensor.part, []).append((tensor, leaf, count))
-    return tuple(_part(name, group) for name, group in groups.items())
+        tensors[tensor.name] = tensor
+        leaves = groups.setdefault(tensor.part, {}).setdefault(tensor.name, {})
+        leaves[leaf] = leaves.get(leaf, 0) + count
+    return tuple(
+        _part(name, [(tensors[each], leaves) for each, leaves in held.items()]) for name, held in groups.items()
+    )
 
 
-def _part(name: str, group: list[tuple[Tensor, str, int]]) -> Part:
+def _part(name: str, group: list[tuple[Tensor, dict[str, int]]]) -> Part:
     """A table on a CPU stays as it is stored where it may lie in a file; an embedding is decoded as ever."""
-    tensor, *_ = group[0]
+    tensor, _ = group[0]
     shares: dict[Shard, int] = {}
-    bytes_of: dict[Tensor, int] = {}
-    for member, leaf, count in group:
-        shard = leaf_shard(member, leaf)
-        shares[shard] = shares.get(shard, 0) + count
-        bytes_of[member] = bytes_of.get(member, 0) + count
+    for member, leaves in group:
+        for leaf, count in leaves.items():
+            shard = leaf_shard(member, leaf)
+            shares[shard] = shares.get(shard, 0) + count
     stored = "file" in tensor.places
+    whole = [(member, sum(leaves.values())) for member, leaves in group]
     return Part(
         name=name,
         places=tensor.places,
         shares=tuple(shares.items()),
-        decoded=sum(count if stored else _decoded(member) for member, count in bytes_of.items()),
+        decoded=sum(count if stored else _decoded(member) for member, count in whole),
         units=tensor.shape[0] if tensor.role == "stack" else 1,
         taken=tensor.active or 1,
-        read=math.ceil(sum(count * member.share for member, count in bytes_of.items())),
+        read=math.ceil(sum(count * member.share for member, count in whole)),
     )
