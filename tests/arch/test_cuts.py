@@ -122,8 +122,9 @@ def test_what_is_read_of_a_leaf_is_what_is_counted(leaf, axis, edges):
     known, size = LEAVES[leaf], 6 * 128
     cut = Cut(axis, ((128 * min(edges), 128 * max(edges)),))
     shape = tuple(size // known.step for _ in known.axes)
-    found, shard = leaf_cut(cut, leaf), leaf_shard(Shard(axis, ((6, 128),)), leaf)
-    assert (found is None) == (shard == WHOLE)
+    found, linear = leaf_cut(cut, leaf), Tensor("x", (size, size), "linear", Shard(axis, ((6, 128),)))
+    stack = Tensor("x", (3, size, size), "stack", Shard(axis + 1, ((6, 128),)))
+    assert (found is None) == (leaf_shard(linear, leaf) == WHOLE) == (leaf_shard(stack, leaf) == WHOLE)
     if found is not None:
         assert found.shape(shape)[found.axis] * size == shape[found.axis] * 128 * (max(edges) - min(edges))
     assert of_first(axis, leaf) == (leaf == "bias" and axis == 1)

@@ -102,7 +102,9 @@ def test_records_of_the_27b(spec):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_ranks_hold_is_the_whole_cut_as_its_tensors_say(name, ranks):
     spec = spec_of(KNOWN[name])
-    assert can_share(spec, ranks)
+    assert can_share(spec, ranks) == (spec.kv_heads % ranks == 0)
+    if spec.kv_heads % ranks:
+        return
     whole = spec.tensors(draft=True)
     for rank in range(ranks):
         part = of_rank(spec, rank, ranks).tensors(draft=True)

@@ -38,7 +38,6 @@ FOREIGN: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "auto_round", "bits": 4}, "AutoRound"),
     ({"quant_method": "EXL2"}, "EXL2"),
     ({"quant_method": "gguf"}, "GGUF"),
-    ({"quant_method": "eschamoe"}, "Escha for experts"),
     ({"group_size": 64, "bits": 4, "mode": "affine"}, "MLX"),
     ({"quant_method": "tomorrows"}, "of the method 'tomorrows'"),
     ({"quant_method": 5}, "of the method '5'"),

@@ -112,7 +112,7 @@ def test_plan_of_a_config_alone_computes_the_weights(tmp_path: Path) -> None:
         (["plan", "--no-such-option"], "--no-such-option"),
         (["no-such-command"], "no-such-command"),
         (["info", "scripted:/no/such/file"], "no file"),
-        (["info", "qwen3.8-27b"], "a shape without weights"),
+        (["eval", "ppl", "qwen3.8-27b"], "a shape without weights"),
         (["eval", "json", "mini", "--limit", "1", "--out", "no-such-directory/answers.jsonl"], "no directory"),
     ],
 )

@@ -14,6 +14,9 @@ from kakera.arch.registry import load_spec
 from kakera.cli import app
 from kakera.cli.model import read_shape, resolve_model
 from kakera.errors import Unserved
+from kakera.plan import planner
+from kakera.plan.known import KNOWN
+from kakera.target import devices
 
 WORDS = "kakera can plan Qwen3.8-Flash-Next (qwen4_exp) and not serve it yet: "
 
@@ -107,3 +110,29 @@ def test_info_answers_from_a_name_a_config_and_headers_alike(config_alone, build
     assert groups["layers.*.mlp.experts.gate_up_proj"]["shapes"] == [[512, 1280, 2560]]
     assert groups["layers.*.ple.ple_embedding.ngram_embedding"]["bytes"] == pytest.approx(26.24e9, rel=0.001)
     assert WORDS in CliRunner().invoke(app, ["info", str(build)]).stdout
+
+
+@pytest.fixture
+def experts(hub) -> str:
+    """A mixture of experts that a CPU alone computes so far, on the hub."""
+    config = json.dumps({**KNOWN["qwen3.6-35b-a3b"], "num_hidden_layers": 4}).encode()
+    files = {"config.json": config, "tokenizer.json": b"{}", "model.safetensors": b"\x02\0\0\0\0\0\0\0{}"}
+    hub.repositories["owner/experts"] = {"main": files}
+    return "owner/experts"
+
+
+@pytest.mark.parametrize("gpus", ["48GB", "12GB,12GB"])
+def test_experts_are_refused_on_cards_before_a_download(hub, experts, gpus, monkeypatch):
+    monkeypatch.setattr(planner, "resolve_to_compute", devices.resolve)
+    with pytest.raises(Unserved, match=r"mixtures of experts .* on a CPU so far \(--gpus cpu\)"):
+        resolve_model(experts, gpus)
+    assert not [path for _, path, _ in hub.asked if path.endswith(".safetensors")]
+
+
+def test_plan_and_info_answer_for_experts_by_name():
+    found = CliRunner().invoke(app, ["plan", "qwen3.6-35b-a3b", "--gpus", "16GB"], env={"COLUMNS": "200"})
+    assert "on a CPU so far" in found.stdout and re.search(r"experts +│ +9.74 GB │", found.stdout)
+    shown = json.loads(CliRunner().invoke(app, ["info", "qwen3.6-35b-a3b", "--json"]).stdout)
+    assert round(shown["bytes"] / 1e6) == 12_218 and shown["layers"] == {"gdn": 30, "full": 10, "mtp": 0}
+    assert shown["parameters"] == pytest.approx(34.66e9, rel=1e-3)
+    assert {group["kind"] for group in shown["groups"] if "experts" in group["role"]} == {"escha"}

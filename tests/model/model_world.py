@@ -130,15 +130,25 @@ def hybrid_config(heads: int, kv_heads: int, **changes: Any) -> dict[str, Any]:
     }
 
 
+def moe_config(experts: int, top: int, **changes: Any) -> dict[str, Any]:
+    """The same with routed experts in place of the MLP; widths are multiples of 32, so that bits can be compared."""
+    dense = {key: value for key, value in hybrid_config(6, 2).items() if key != "intermediate_size"}
+    routed = {"num_experts": experts, "num_experts_per_tok": top, "moe_intermediate_size": 32}
+    return {**dense, **routed, "shared_expert_intermediate_size": 64, **changes}
+
+
 def save_model(directory: Path, kind: str, config: dict[str, Any], prefix: str = "") -> Any:
     """A random transformers model, saved to `directory`."""
+    import transformers as t
     from safetensors.torch import load_file, save_file
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
 
-    made = (
-        Qwen3ForCausalLM(Qwen3Config(**config)) if kind == "qwen3" else Qwen3_5ForCausalLM(Qwen3_5TextConfig(**config))
-    )
-    model = save_random(directory, made)
+    makers = {
+        "qwen3": (t.Qwen3ForCausalLM, t.Qwen3Config),
+        "qwen3_5_text": (t.Qwen3_5ForCausalLM, t.Qwen3_5TextConfig),
+        "qwen3_5_moe_text": (t.Qwen3_5MoeForCausalLM, t.Qwen3_5MoeTextConfig),
+    }
+    made, configured = makers[kind]
+    model = save_random(directory, made(configured(**config)))
     if prefix:
         path = directory / "model.safetensors"
         tensors = {name.replace("model.", prefix, 1): tensor for name, tensor in load_file(path).items()}
@@ -160,6 +170,8 @@ def save_random(directory: Path, model: Any) -> Any:
                 parameter.normal_(
                     std=0.5 if "conv1d" in name else 1.0 if "embed" in name else 0.6 * parameter.shape[-1] ** -0.5
                 )
+                if name.endswith("mlp.gate.weight"):
+                    parameter.mul_(5)  # a router whose margins are real
                 parameter.copy_(parameter.half())
             elif "norm" in name or "bias" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.3)

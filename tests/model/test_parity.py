@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_world import Harness, Row, hybrid_config, save_model
+from model_world import Harness, Row, hybrid_config, moe_config, save_model
 from torch import Tensor
 
 from kakera.arch.computed import COMMON
@@ -44,6 +44,8 @@ MODELS = {
         "",
     ),
     "group8": ("qwen3_5_text", hybrid_config(8, 1, linear_num_key_heads=4, linear_num_value_heads=4), ""),
+    "moe-7-experts": ("qwen3_5_moe_text", moe_config(7, 3), ""),
+    "moe-prefixed": ("qwen3_5_moe_text", moe_config(12, 1), "model.language_model."),
     "qwen3-group2": ("qwen3", {**PLAIN, "num_attention_heads": 4, "num_key_value_heads": 2}, ""),
     "qwen3-group3-tied": (
         "qwen3",
@@ -111,18 +113,27 @@ def test_batch_mates_are_irrelevant(pair, tokens: Tensor):
         close(logits, expected[row.start : row.start + len(row.tokens)])
 
 
-@pytest.mark.parametrize(("kind", "name"), [("qwen3_5_text", "Qwen3_5TextConfig"), ("qwen3", "Qwen3Config")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("qwen3_5_text", "Qwen3_5TextConfig"),
+        ("qwen3_5_moe_text", "Qwen3_5MoeTextConfig"),
+        ("qwen3", "Qwen3Config"),
+    ],
+)
 def test_every_key_of_a_config_is_read_or_held_against_what_is_computed_or_changes_nothing(
     kind: str, name: str
 ) -> None:
     """So that a key which a newer transformers adds is looked at."""
     import transformers
 
-    read = Config({**hybrid_config(4, 2), "model_type": kind, "layer_types": None})
+    keys = moe_config(7, 3) if "moe" in kind else hybrid_config(4, 2)
+    read = Config({**keys, "model_type": kind, "layer_types": None})
     read.refuse_others(COMMON)
     ARCHITECTURES[kind](read)
     nothing = {"initializer_range", "use_cache", "attention_dropout", "pad_token_id", "bos_token_id"}
     nothing |= {"max_window_layers", "sliding_window"}  # without use_sliding_window
+    nothing |= {"output_router_logits", "router_aux_loss_coef"}  # of training
     beside = {"tie_word_embeddings", "eos_token_id", "model_type"}  # of the whole model, too, or of other files
     own = {key for key in vars(getattr(transformers, name))["__annotations__"] if key[:5] not in ("base_", "ignor")}
     assert own - read._asked <= nothing | beside

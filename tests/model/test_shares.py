@@ -62,6 +62,21 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_theta": 1e6},
     },
 }
+MOE = {
+    **PLAIN,
+    "model_type": "qwen3_5_moe_text",
+    "intermediate_size": None,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+}
+MODELS["experts, plain"] = MOE
+MODELS["experts, coded, three blocks"] = {
+    **MOE,
+    "moe_intermediate_size": 384,
+    "quantization_config": {"quant_method": "eschamoe"},
+}
 TOKENS = torch.randint(0, 320, (90,), generator=torch.Generator().manual_seed(5))
 
 

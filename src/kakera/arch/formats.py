@@ -29,7 +29,7 @@ DTYPES: dict[str, tuple[str, ...]] = {
     "weight_int8": ("I8",),
 }
 OURS = {"weight", "bias", "A_log", "dt_bias", *DTYPES}
-READ = ("exl3", "escha")
+READ = ("exl3", "escha", "eschamoe")
 METHODS = {
     "awq": "AWQ",
     "gptq": "GPTQ",
@@ -51,7 +51,6 @@ METHODS = {
     "quip": "QuIP",
     "quip_sharp": "QuIP#",
     "eetq": "EETQ",
-    "eschamoe": "Escha for experts",
     "vptq": "VPTQ",
     "spqr": "SpQR",
     "bitnet": "BitNet",

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kakera.arch.blocks import MLP_DOWN, MLP_GATE, MLP_UP, Block
+from kakera.arch.config import Config
 from kakera.arch.tensors import CODED, WHOLE, Kind, Place, Shard, State, Tensor, by_blocks, gate, linear
+from kakera.errors import CheckpointError
 
 # Experts carry nearly all weights and are the last to get a bit more
 EXPERTS_DOWN, EXPERTS_GATE_UP = Kind("experts.down", 110, escha=3, above=0), Kind("experts.gate_up", 120, above=0)
@@ -74,3 +76,15 @@ class Moe:
 
 def _part(width: int, rank: int, ranks: int) -> int:
     return sum(end - begin for begin, end in by_blocks(0, width, unequal=True).parts(rank, ranks))
+
+
+def moe_of(config: Config, hidden: int) -> Moe:
+    """As configs of the family say it. Raises CheckpointError for a router that is another model's."""
+    if config.get("norm_topk_prob") is False:
+        raise CheckpointError("norm_topk_prob is false: experts whose shares do not add up to 1 are another model")
+    experts, top = config.size("num_experts"), config.size("num_experts_per_tok")
+    if top > experts:
+        raise CheckpointError(f"num_experts_per_tok is {top} of {experts} experts")
+    return Moe(
+        experts, top, config.size("moe_intermediate_size"), config.size("shared_expert_intermediate_size"), hidden
+    )

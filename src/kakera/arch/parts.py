@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kakera.arch.tensors import BLOCK, WHOLE, Cut, Shard
+from kakera.arch.tensors import BLOCK, WHOLE, Cut, Shard, Tensor
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ def of_first(axis: int | None, leaf: str) -> bool:
     return leaf == "bias" and axis == 1
 
 
-def leaf_shard(shard: Shard, leaf: str) -> Shard:
-    """How ranks share the leaf's bytes."""
-    return shard if shard.axis in LEAVES.get(leaf, ITSELF).axes else WHOLE
+def leaf_shard(tensor: Tensor, leaf: str) -> Shard:
+    """How ranks share the bytes of a declared tensor's leaf; of a stack as those of one of its linears."""
+    shard, leading = tensor.shard, len(tensor.shape) - 2 if tensor.role == "stack" else 0
+    shared = shard.axis is not None and shard.axis - leading in LEAVES.get(leaf, ITSELF).axes
+    return shard if shared else WHOLE

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from kakera.arch.blocks import AttentionSpec, Block, GdnSpec
 from kakera.arch.config import LARGEST, Config
-from kakera.arch.moe import Moe
+from kakera.arch.moe import Moe, moe_of
 from kakera.arch.ngram import NgramInput, head_rows, multipliers
 from kakera.arch.qwen3_5 import attention_of, gdn_of, mixer_kinds
 from kakera.arch.spec import OF_DRAFT, QWEN_NAMES, Draft, Layer, ModelSpec, Site
@@ -117,7 +117,7 @@ def declare(config: Config) -> ModelSpec:
     hidden = config.size("hidden_size")
     residual = HyperConnections(config.size("hc_count"), config.size("hc_lowrank"))
     mixers: dict[str, Block] = {"gdn": _gdn(config), "full": _attention(config)}
-    moe, sides = _moe(config, hidden), dict(_sides(config, hidden, residual.streams))
+    moe, sides = moe_of(config, hidden), dict(_sides(config, hidden, residual.streams))
     kinds = mixer_kinds(config, MIXERS)
     if beyond := sorted(set(sides) - set(range(len(kinds)))):
         raise CheckpointError(f"ple_layer_ids: there is no layer {beyond[0] + 1} of {len(kinds)}; they count from 1")
@@ -167,17 +167,6 @@ def _gdn(config: Config) -> GdnSpec:
     if activation not in ("sigmoid", "silu"):
         raise CheckpointError(f"output_gate_type {gate_type!r}: sigmoid and silu are known")
     return replace(gdn_of(config), activation=activation)
-
-
-def _moe(config: Config, hidden: int) -> Moe:
-    if config.get("norm_topk_prob") is False:
-        raise CheckpointError("norm_topk_prob is false: experts whose shares do not add up to 1 are another model")
-    experts, top = config.size("num_experts"), config.size("num_experts_per_tok")
-    if top > experts:
-        raise CheckpointError(f"num_experts_per_tok is {top} of {experts} experts")
-    return Moe(
-        experts, top, config.size("moe_intermediate_size"), config.size("shared_expert_intermediate_size"), hidden
-    )
 
 
 def _sides(config: Config, hidden: int, streams: int) -> Iterator[tuple[int, NgramInput]]:

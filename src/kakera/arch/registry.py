@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kakera.arch import qwen3, qwen3_5, qwen4_exp
+from kakera.arch import qwen3, qwen3_5, qwen3_5_moe, qwen4_exp
 from kakera.arch.blocks import AttentionSpec
 from kakera.arch.computed import COMMON
 from kakera.arch.config import Config
@@ -20,6 +20,8 @@ Declare = Callable[[Config], ModelSpec]
 ARCHITECTURES: dict[str, Declare] = {
     "qwen3_5": qwen3_5.declare,
     "qwen3_5_text": qwen3_5.declare,
+    "qwen3_5_moe": qwen3_5_moe.declare,
+    "qwen3_5_moe_text": qwen3_5_moe.declare,
     "qwen3": qwen3.declare,
 }
 PLANNED: dict[str, Declare] = {  # `ModelSpec.unserved` says why

@@ -128,9 +128,9 @@ QWEN_NAMES = Names(
 class ModelSpec:
     """`hidden`: values of one residual stream; `vocab`: rows of embedding and head; `eos`: end tokens, the first of
     which counts where one is meant; `finish`: name of the last read; `embedding`: where that may lie, best first;
-    `unserved`: why it can be planned and not served; `vision`: a tower that its config tells of, stored or not, and
-    `blind`: why that one is not computed; `drafting`: its draft layer is loaded and computed, so that its tensors and
-    its states count."""
+    `unserved`: why it can be planned and not served, `cpu_only`: why cards can not serve it; `vision`: a tower that its
+    config tells of, stored or not, and `blind`: why that one is not computed; `drafting`: its draft layer is loaded and
+    computed, so that its tensors and its states count."""
 
     model_type: str
     vocab: int
@@ -149,6 +149,7 @@ class ModelSpec:
     drafting: bool = False
     vision: VisionSpec | None = None
     blind: str = ""
+    cpu_only: str = ""
 
     @staticmethod
     def of(config: Config, layers: tuple[Layer, ...], residual: Residual, draft: Draft | None = None) -> ModelSpec:

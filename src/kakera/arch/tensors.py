@@ -20,7 +20,7 @@ Format = Literal["plain", "int8", "escha", "exl3"]
 Values = Literal["weight", "scale", "delta", "filter", "decay", "step"]
 Place = Literal["device", "host", "file"]
 
-CODED: tuple[Format, ...] = ("escha", "exl3", "plain")  # what a linear of the layers may be stored as
+CODED: tuple[Format, ...] = ("escha", "exl3", "int8", "plain")  # what a linear of the layers may be stored as
 ROWS: tuple[Format, ...] = ("int8", "plain")  # what is looked up row by row
 HEAD: tuple[Format, ...] = ("int8", "exl3", "plain")
 CODED_ROWS: tuple[Format, ...] = ("exl3", "plain")  # a trellis a row, with a scale and no Hadamard
@@ -175,7 +175,11 @@ class Tensor:
         return Fraction(self.active or self.shape[0], self.shape[0])
 
     def stored_as(self, method: str) -> Format:
-        """Its format in a checkpoint of the quantisation `method` (escha, exl3 or none)."""
+        """Its format in a checkpoint of the quantisation `method` (escha, eschamoe, exl3 or none). Of eschamoe stacks
+        alone are coded, and what escha would code is int8 rows."""
+        if method == "eschamoe" and self.role != "stack":
+            return "int8" if "int8" in self.formats else "plain"
+        method = method.removesuffix("moe")
         if method == "escha":
             return next(f for f in ("escha", "int8", "plain") if f in self.formats)
         return "exl3" if method == "exl3" and "exl3" in self.formats else "plain"

@@ -17,15 +17,15 @@ from kakera.errors import CheckpointError
 ROW_SCALE_BYTES = 2  # int8 rows, and rows of a trellis, carry one fp16 scale each
 ESCHA_INPUTS = {"escha_rin": 2, "escha_s_in": 4}  # bytes a channel
 ESCHA_OUTPUTS = {"escha_rout": 2, "escha_s_out": 4, "bias": 2}
-ESCHA_CONFIG_BYTES = 24
+ESCHA_CONFIG_BYTES, STACK_CONFIG_BYTES = 24, 36  # one a stack, whose linears have no biases
 HALF_RATES_BELOW, MOST_BITS = 4, Fraction(8)  # a value, of EXL3; the halves of its codebook mul1
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """What a config says of its weights. `method`: escha, exl3, or none of both: 16 bit. `rates`: of EXL3, the mean of
-    the layers, and those of the head and of a draft layer's experts; `base`: that of the layers' experts where the mean
-    is that of a mix, in which other linears stand above them."""
+    """What a config says of its weights. `method`: escha, eschamoe, exl3, or none of them: 16 bit. Rates of EXL3: the
+    mean of the layers, and those of the head and of a draft layer's experts; `base`: that of the layers' experts where
+    the mean is that of a mix, in which other linears stand above them."""
 
     method: str
     mean: Fraction = Fraction(16)
@@ -72,8 +72,10 @@ class Quantization:
             assert tensor.kind is not None
             yield "escha_code", Fraction(tensor.count * tensor.kind.escha // 8)
             yield from ((leaf, Fraction(matrices * width * inputs)) for leaf, width in ESCHA_INPUTS.items())
-            yield from ((leaf, Fraction(matrices * width * outputs)) for leaf, width in ESCHA_OUTPUTS.items())
-            yield "escha_config", Fraction(matrices * ESCHA_CONFIG_BYTES)
+            stack = tensor.role == "stack"
+            held = ((leaf, width) for leaf, width in ESCHA_OUTPUTS.items() if not (stack and leaf == "bias"))
+            yield from ((leaf, Fraction(matrices * width * outputs)) for leaf, width in held)
+            yield "escha_config", Fraction(STACK_CONFIG_BYTES if stack else ESCHA_CONFIG_BYTES)
         else:
             yield "trellis", tensor.count * self.bits(tensor) / 8
             if tensor.role == "table":

@@ -227,7 +227,7 @@ def _plan_of(model: str, wishes: Wishes) -> Plan | None:
     from kakera.cli.model import resolve_model
     from kakera.plan.planner import plan_for
 
-    found = resolve_model(model)
+    found = resolve_model(model, wishes.gpus)
     return None if found.scripted else plan_for(found.path, wishes)
 
 

@@ -82,7 +82,7 @@ def _local(model: str, wishes: Wishes, settings: Settings, threads: int | None, 
     from kakera.target.devices import resolve_to_compute
     from kakera.target.threads import patient_threads
 
-    found, machine = resolve_model(model), resolve_to_compute(wishes.gpus)
+    found, machine = resolve_model(model, wishes.gpus), resolve_to_compute(wishes.gpus)
     offered, wishes = served_model(found), with_drafts(wishes, AUTO, machine)
 
     def tell(line: str) -> None:

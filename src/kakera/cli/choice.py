@@ -9,7 +9,7 @@ from kakera.cli.model import read_shape
 from kakera.errors import PlanRefused
 from kakera.plan.known import PUBLISHED, Published
 from kakera.plan.plan import Plan, Wishes
-from kakera.plan.planner import make_plan
+from kakera.plan.planner import make_plan, unserved_on
 from kakera.plan.speed import Speed, predict
 from kakera.target.devices import Machine
 
@@ -49,8 +49,8 @@ def weighed(checkpoint: Published, wishes: Wishes, machine: Machine, *, named: b
     if checkpoint.unserved:
         return Candidate(checkpoint, wishes, against=checkpoint.unserved)
     shape = read_shape(checkpoint.shape)
-    if shape.spec.unserved:
-        return Candidate(checkpoint, wishes, against=shape.spec.unserved)
+    if why := unserved_on(shape.spec, machine):
+        return Candidate(checkpoint, wishes, against=why)
     weights, refusal = shape.weights(), ""
     smaller = [replace(wishes, chunk=SMALL_CHUNK)] if wishes.chunk is None and machine.target.has_cards else []
     for tried in (wishes, *smaller):

@@ -67,8 +67,11 @@ def _contents(model: str) -> tuple[str, str | None, ModelSpec, list[Entry], int,
     from kakera.errors import Unserved, UsageError
     from kakera.hub.disk import on_disk, source_of
     from kakera.hub.names import Repository
+    from kakera.plan.known import KNOWN
 
     path = Path(model).expanduser()
+    if not path.is_dir() and model in KNOWN:
+        return model, None, *_of_shape(read_shape(model))
     if not path.is_dir() and (repository := Repository.called(model)):
         shape, kept = read_shape(model), on_disk(repository)
         return repository.name, str(kept) if kept else None, *_of_shape(shape)

@@ -86,9 +86,9 @@ class Shape:
         )
 
 
-def resolve_model(name: str) -> Model:
+def resolve_model(name: str, gpus: str | None = None) -> Model:
     """Files that can be served; downloads a repo id. Raises UsageError or CheckpointError naming what is missing, and
-    Unserved before that for a model that can be planned only."""
+    Unserved before that for a model that can be planned only, or that can not be computed on `gpus`."""
     from kakera.arch.formats import refuse_file
     from kakera.arch.registry import refuse_unserved
     from kakera.arch.stored import read_config
@@ -122,7 +122,7 @@ def resolve_model(name: str) -> Model:
     if isinstance(found, Path):
         refuse_unserved(read_config(found))
         return Model(repository.name, found)
-    return Model(repository.name, pulled(found).path)
+    return Model(repository.name, pulled(found, gpus=gpus).path)
 
 
 def shape_of(name: str) -> tuple[ModelSpec, WeightBytes]:
@@ -215,28 +215,31 @@ def _reached(repository: Repository) -> Remote | Path:
             raise CheckpointError(f"{reason}. Only a part of it is on this disk: {lacking}") from None
 
 
-def needed(remote: Remote) -> tuple[list[str], dict[str, int]]:
+def needed(remote: Remote, gpus: str | None = None) -> tuple[list[str], dict[str, int]]:
     """The files that serving needs, and the bytes that have still to come of those that are not on this disk. Raises
-    CheckpointError or Unserved, by the config and the headers, for what kakera does not serve."""
+    CheckpointError or Unserved, by the config and the headers, for what kakera does not serve (on `gpus`)."""
     from kakera.arch.registry import spec_of
     from kakera.hub.download import absent
     from kakera.hub.remote import needed_files, read_json
+    from kakera.plan.planner import refuse_unserved_on
 
     spec = spec_of(read_json(remote, "config.json"))
+    if gpus is not None:
+        refuse_unserved_on(spec, gpus)
     names = needed_files(remote, spec.names.beside)
     if coming := absent(remote, names):
         _remote_shape(remote)
     return names, coming
 
 
-def pulled(remote: Remote, before: Callable[[int], None] | None = None) -> Pulled:
+def pulled(remote: Remote, before: Callable[[int], None] | None = None, gpus: str | None = None) -> Pulled:
     """From the cache, or downloaded once the disk was found to have room for it. `before` hears how many bytes will
     come, and may raise. Raises as `needed`."""
     from kakera.cli.progress import progress
     from kakera.hub.download import check_room, fetch
     from kakera.plan.table import gigabytes
 
-    names, coming = needed(remote)
+    names, coming = needed(remote, gpus)
     check_room(remote, coming)
     came = sum(coming.values())
     if before and came:

@@ -111,7 +111,7 @@ def judged(row: Found, wishes: Wishes, machine: Machine) -> Found:
 
     from kakera.cli.model import read_shape, whole
     from kakera.errors import KakeraError, PlanRefused
-    from kakera.plan.planner import make_plan
+    from kakera.plan.planner import make_plan, unserved_on
 
     try:
         whole(row.path)
@@ -121,8 +121,8 @@ def judged(row: Found, wishes: Wishes, machine: Machine) -> Found:
     try:
         shape = read_shape(str(row.path))
         row = replace(row, format=format_of(shape.entries()))
-        if shape.spec.unserved:
-            return replace(row, problem=shape.spec.unserved)
+        if why := unserved_on(shape.spec, machine):
+            return replace(row, problem=why)
         plan = make_plan(shape.spec, wishes, machine, shape.weights())
     except PlanRefused:
         return replace(row, fits=False)

@@ -24,7 +24,7 @@ def plan(
     from kakera.plan.asleep import Asleep
     from kakera.plan.cautions import cautions, uneven
     from kakera.plan.costs import costs
-    from kakera.plan.planner import Weigh, beside_wsl, holds_draft_layer, plan_with_layer, with_borrowed
+    from kakera.plan.planner import Weigh, beside_wsl, holds_draft_layer, plan_with_layer, unserved_on, with_borrowed
     from kakera.plan.proven import proof_for, proven_line
     from kakera.plan.speed import predict
     from kakera.plan.table import to_json
@@ -53,8 +53,8 @@ def plan(
     proof, asleep = proof_for(made, machine), Asleep.of(made, machine)
     if len(made.device_bytes) > 1:
         notes += ("kakera computes on one card so far: this is what several will take, its speeds are estimates",)
-    if spec.unserved:
-        notes += (spec.unserved,)
+    if why := unserved_on(spec, machine):
+        notes += (why,)
     if as_json:
         more = {"elsewhere": other and other.to_json(), "proven": proof and proof.day}
         more["asleep"] = asleep.to_json()

@@ -117,7 +117,7 @@ def serve(
     names, origins = tuple(allowed_host or ()), tuple(cors_origin or ())
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
     notifier = Notifier.from_environment()
-    found = resolve_model(model)
+    found = resolve_model(model, wishes.gpus)
     machine = resolve_to_compute(wishes.gpus)
     wishes = with_drafts(wishes, drafts, machine)
     if prove:

@@ -12,8 +12,8 @@ from kakera.arch.spec import ModelSpec
 from kakera.model.blocks import Blocks
 from kakera.model.loader import Loader
 from kakera.model.mixers import full, gdn
-from kakera.model.mlp import dense
-from kakera.model.weights import AttentionWeights, GdnWeights, MlpWeights
+from kakera.model.mlp import dense, experts
+from kakera.model.weights import AttentionWeights, GdnWeights, MlpWeights, MoeWeights
 
 
 @dataclass(frozen=True)
@@ -29,4 +29,5 @@ KINDS: dict[str, BlockKind] = {
     "gdn": BlockKind(GdnWeights.load, gdn.build),
     "full": BlockKind(AttentionWeights.load, full.build),
     "swiglu": BlockKind(MlpWeights.load, dense.build),
+    "moe": BlockKind(MoeWeights.load, experts.build),
 }

@@ -41,6 +41,8 @@ def load_weights(
     """
     spec, own = checkpoint.spec, checkpoint.own
     check_computable(spec)
+    if spec.cpu_only and device.type != "cpu":
+        raise CheckpointError(spec.cpu_only)
     drafts = own.draft if draft and own.draft and checkpoint.has(own.draft.tensors[-1].name) else None
     tensors = spec.tensors(drafts is not None)
     checkpoint.check_complete(tensors)

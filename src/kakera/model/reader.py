@@ -93,6 +93,10 @@ class LinearReader:
             self.checkpoint.linear(name, out_channels, in_channels, self.dtype, self.device), *self._biases([name])
         )
 
+    def expert(self, name: str, number: int) -> LinearMap:
+        """One linear of a stack, decoded."""
+        return Linear(self.checkpoint.expert(name, number, self.dtype, self.device)).packed()
+
     def coded(self, names: Sequence[str]) -> list[CodedLinear] | None:
         """As they are stored, if kernels can compute them so."""
         if self.scratch is None or any(self.checkpoint.kind(name) not in TRELLIS for name in names):

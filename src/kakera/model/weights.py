@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from kakera.arch.blocks import AttentionSpec, GdnSpec, SwiGlu
+from kakera.arch.moe import Moe
 from kakera.model.linear import EmbeddingMap, LinearMap
 from kakera.model.loader import Loader
 
@@ -26,6 +27,22 @@ class MlpWeights:
         return MlpWeights(
             gate_up=loader.linears.projection([f"{name}.gate_proj", f"{name}.up_proj"]),
             down=loader.linears.projection([f"{name}.down_proj"]),
+        )
+
+
+@dataclass(frozen=True)
+class MoeWeights:
+    gates: LinearMap  # rows of the router | the shared expert's gate
+    experts: tuple[MlpWeights, ...]
+    shared: MlpWeights
+
+    @staticmethod
+    def load(loader: Loader, name: str, block: Moe) -> MoeWeights:
+        linears, stacks = loader.linears, (f"{name}.experts.gate_up_proj", f"{name}.experts.down_proj")
+        return MoeWeights(
+            gates=linears.projection([f"{name}.gate", f"{name}.shared_expert_gate"]),
+            experts=tuple(MlpWeights(*(linears.expert(each, i) for each in stacks)) for i in range(block.experts)),
+            shared=MlpWeights.load(loader, f"{name}.shared_expert", SwiGlu(block.shared)),
         )
 
 

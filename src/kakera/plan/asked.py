@@ -51,9 +51,17 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightByte
         kind = "cards" if machine.target.has_cards else "processes"
         counts = ", ".join(str(n) for n in range(1, spec.kv_heads + 1) if weights.sharable(spec, n))
         what = f"{spec.kv_heads} KV heads evenly"
+        if spec.kv_heads % machine.ranks == 0:
+            what = f"{_undivided(spec, machine.ranks)}, which is cut in runs of {BLOCK} channels"
         if can_share(spec, machine.ranks):
             what = f"linears that are coded in runs of {BLOCK} channels"
         raise UsageError(f"{machine.ranks} {kind} can not share {what}; this model runs on {counts} {kind}")
+
+
+def _undivided(spec: ModelSpec, ranks: int) -> str:
+    """The first tensor that so many ranks can not share."""
+    tensors = (tensor for block in spec.distinct for tensor in block.tensors(spec.hidden))
+    return next((tensor.name for tensor in tensors if not tensor.shard.divides(ranks)), "the vocabulary")
 
 
 MOST_STAGED = 8  # a step saves no more than a few

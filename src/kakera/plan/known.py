@@ -42,6 +42,19 @@ _9B: dict[str, Any] = {
     "intermediate_size": 12288,
     "linear_num_value_heads": 32,
 }
+_35B: dict[str, Any] = {
+    **_FAMILY,
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 32,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 # one model of its own: no other has these keys
 _FLASH_NEXT: dict[str, Any] = {
     **{key: value for key, value in _FAMILY.items() if key != "eos_token_id"},
@@ -83,6 +96,12 @@ KNOWN: dict[str, dict[str, Any]] = {
     },
     "qwen3.8-27b-bf16": _27B,
     "qwen3.5-9b-bf16": _9B,
+    "qwen3.6-35b-a3b": {**_35B, "quantization_config": {"quant_method": "eschamoe"}},
+    "qwen3.6-35b-a3b-exl3-3.0bpw": {
+        **_35B,
+        "quantization_config": {"quant_method": "exl3", "bits": 3.0, "head_bits": 6},
+    },
+    "qwen3.6-35b-a3b-bf16": _35B,
     "qwen3.8-flash-next": {
         **_FLASH_NEXT,
         "quantization_config": {
@@ -120,10 +139,10 @@ PUBLISHED: tuple[Published, ...] = (
     Published("EschaLabs/Qwen3.8-27B-Escha-W2", "qwen3.8-27b", 10_153_088_224, "Escha-W2, 27B dense, 2.5 bits"),
     Published(
         "EschaLabs/Qwen3.6-35B-A3B-Escha-W2",
-        "",
+        "qwen3.6-35b-a3b",
         12_220_000_000,
         "Escha-W2, 35B of which a token uses 3B",
-        unserved="kakera does not serve mixtures of experts yet",
+        unserved="kakera serves mixtures of experts on a CPU only so far",
     ),
     Published("mini", "mini", 0, "a test piece of 95M parameters that comes along: it finds facts and calls tools"),
 )

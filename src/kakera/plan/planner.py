@@ -13,7 +13,7 @@ from kakera.arch.registry import load_spec
 from kakera.arch.spec import ModelSpec
 from kakera.arch.stored import read_config, stored_headers
 from kakera.contract.grid import PAGE
-from kakera.errors import PlanRefused, UsageError
+from kakera.errors import PlanRefused, Unserved, UsageError
 from kakera.plan.advice import refusal
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.search import draft
@@ -34,6 +34,17 @@ def make_plan(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: Weight
     if wishes.vision in ("device", "host") and found.plan.vision is None:
         raise UsageError(f"--vision {wishes.vision}: a model that several processes share reads no images so far")
     return found.plan
+
+
+def unserved_on(spec: ModelSpec, machine: Machine) -> str:
+    """Why the model can not be computed on such a machine; "" if it can."""
+    return spec.unserved or (spec.cpu_only if machine.target.has_cards else "")
+
+
+def refuse_unserved_on(spec: ModelSpec, gpus: str) -> None:
+    """Raise Unserved for a model that can not be computed there; of one that can be anywhere nobody looks at cards."""
+    if spec.cpu_only and (why := unserved_on(spec, resolve_to_compute(gpus))):
+        raise Unserved(why)
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,11 @@ def beside_wsl(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: Weigh
 
 
 def plan_and_speed(directory: Path, wishes: Wishes, machine: Machine) -> tuple[Plan, Speed]:
-    """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError."""
+    """The plan of a model's files and what it predicts. Raises PlanRefused, CheckpointError, UsageError; Unserved for
+    a model that such a machine can not compute."""
     spec = load_spec(directory)
+    if why := unserved_on(spec, machine):
+        raise Unserved(why)
     names = () if RANDOM_WEIGHTS in read_config(directory) else (t.name for t in stored_headers(directory))
     weigh: Weigh = partial(from_checkpoint, directory)
     if wishes.vision_tower is not None:

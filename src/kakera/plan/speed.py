@@ -36,14 +36,16 @@ class Speed:
 
 def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     """Decode: bytes read per token / bandwidth x a stated efficiency. Prefill: 2 operations per weight / peak x a
-    stated efficiency, for each chunk one pass over the weights, and between cards a sum behind each block, of which
-    nothing is hidden. Rows of an embedding on the host come in both."""
+    stated efficiency, for each chunk one pass over all weights (every expert is chosen by a token), and between cards
+    a sum behind each block, of which nothing is hidden. Rows of an embedding on the host come in both."""
     ranks = len(plan.device_names)
     target = plan.target
     slowest = min(machine.devices, key=lambda d: d.bandwidth or target.bandwidth or 0.0)
     bandwidth, flops = slowest.bandwidth or target.bandwidth, slowest.flops or target.flops
     states = 2 * live_state_bytes(of_rank(plan.spec, 0, ranks), target)  # read and written
-    read = weights.read_per_token(target, ranks) + sum(placed.read_on_device for placed in plan.placed)
+    fixed = weights.read_per_token(target, ranks)
+    read = fixed + sum(placed.read_on_device for placed in plan.placed)
+    experts = sum(placed.read_by(plan.slots) for placed in plan.placed)
     read_on_host = sum(placed.read_on_host for placed in plan.placed)
     row = weights.embedding // plan.spec.vocab if plan.embedding == "host" else 0
     host = read_on_host / HOST_BANDWIDTH + (HOST_LATENCY + row / ROWS_BANDWIDTH if row else 0.0)  # the cards wait
@@ -54,7 +56,7 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
     if flops and bandwidth:
         computed = 2 * plan.spec.active / (PREFILL_EFFICIENCY * flops * ranks)
         coded = target.has_cards and weights.coded < DENSE_BYTES * plan.spec.active
-        a_pass = DECODED_BYTES * plan.spec.active / (bandwidth * ranks) if coded else 0.0
+        a_pass = DECODED_BYTES * sum(plan.spec.kinds.values()) / (bandwidth * ranks) if coded else 0.0
         sums = 0 if ranks == 1 else (1 + sum(len(layer.sites) for layer in plan.spec.layers)) * plan.spec.hidden
         exchanged = sums * target.activation_bytes / HOST_BANDWIDTH  # each way, both at once
         prefill = 1 / (computed + a_pass / plan.chunk + row / ROWS_BANDWIDTH + exchanged)
@@ -64,5 +66,5 @@ def predict(plan: Plan, machine: Machine, weights: WeightBytes) -> Speed:
         prefill=prefill,
         read_on_device=read,
         read_on_host=read_on_host + row,
-        together=rate and slots * rate / (read + slots * (states + host * rate)),
+        together=rate and slots * rate / (fixed + experts + slots * (states + host * rate)),
     )

@@ -66,6 +66,13 @@ class Placed:
         """Bytes that a token reads of it on each, if all units are chosen alike."""
         return self.part.read * self.device // self.part.bytes
 
+    def read_by(self, tokens: int) -> int:
+        """Bytes that tokens of one step read of it on each device, if each chooses for itself and all units are chosen
+        alike."""
+        if self.part.units == 1:
+            return tokens * self.read_on_device
+        return int(self.device * (1 - (1 - self.part.taken / self.part.units) ** tokens))
+
     @property
     def read_on_host(self) -> int:
         return self.part.read * (self.part.units - self.units) // self.part.units
@@ -157,7 +164,11 @@ def from_tensors(tensors: Iterable[TensorHeader], spec: ModelSpec, source: str) 
         rows=by_rows(0, spec.vocab),
         decoded_embedding=decoded_embedding,
         source=source + "".join(f"; no file holds the {part}, which is not counted" for part in missing),
-        parts=_parts((declared[name], sum(held.bytes for held in group)) for name, group in apart.items()),
+        parts=_parts(
+            (declared[name], held.name.rpartition(".")[2], held.bytes)
+            for name, group in apart.items()
+            for held in group
+        ),
         vision=tower_bytes(spec, tensors),
     )
 
@@ -167,7 +178,7 @@ def _shared(weighed: Iterable[tuple[Tensor | None, str, Fraction]]) -> dict[str,
     shares: dict[Shard, Fraction] = {}
     first, coded = Fraction(0), set()
     for tensor, leaf, count in weighed:
-        shard = WHOLE if tensor is None else leaf_shard(tensor.shard, leaf)
+        shard = WHOLE if tensor is None else leaf_shard(tensor, leaf)
         shares[shard] = shares.get(shard, Fraction(0)) + count
         first += count if tensor is not None and of_first(tensor.shard.axis, leaf) else 0
         coded |= {shard} if is_coded(leaf) else set()
@@ -199,7 +210,7 @@ def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
     weighed = [(t, leaf, count) for t in fixed for leaf, count in quantization.leaves(t)]
     decoded, decoded_embedding = decoded_bytes(spec)
     sources = {
-        "escha": "computed for Escha-W2 of this config",
+        **dict.fromkeys(("escha", "eschamoe"), "computed for Escha-W2 of this config"),
         "exl3": f"estimated for EXL3 at {float(quantization.mean)} bits",
     }
     return WeightBytes(
@@ -209,32 +220,41 @@ def from_config(spec: ModelSpec, config: Mapping[str, Any]) -> WeightBytes:
         rows=by_rows(0, spec.vocab),
         decoded_embedding=decoded_embedding,
         source=sources.get(method, "computed for 16-bit weights of this config"),
-        parts=_parts((t, math.ceil(quantization.bytes(t))) for t in found if t.part),
+        parts=_parts((t, leaf, math.ceil(count)) for t in found if t.part for leaf, count in quantization.leaves(t)),
     )
 
 
-def _parts(weighed: Iterable[tuple[Tensor, int]]) -> tuple[Part, ...]:
-    groups: dict[str, list[tuple[Tensor, int]]] = {}
-    for tensor, count in weighed:
-        groups.setdefault(tensor.part, []).append((tensor, count))
-    return tuple(_part(name, group) for name, group in groups.items())
+def _parts(weighed: Iterable[tuple[Tensor, str, int]]) -> tuple[Part, ...]:
+    """Of (tensor, leaf, bytes), of which one leaf of a stack may come 256 times."""
+    tensors: dict[str, Tensor] = {}
+    groups: dict[str, dict[str, dict[str, int]]] = {}  # bytes by part, tensor and leaf
+    for tensor, leaf, count in weighed:
+        tensors[tensor.name] = tensor
+        leaves = groups.setdefault(tensor.part, {}).setdefault(tensor.name, {})
+        leaves[leaf] = leaves.get(leaf, 0) + count
+    return tuple(
+        _part(name, [(tensors[each], leaves) for each, leaves in held.items()]) for name, held in groups.items()
+    )
 
 
-def _part(name: str, group: list[tuple[Tensor, int]]) -> Part:
+def _part(name: str, group: list[tuple[Tensor, dict[str, int]]]) -> Part:
     """A table on a CPU stays as it is stored where it may lie in a file; an embedding is decoded as ever."""
     tensor, _ = group[0]
     shares: dict[Shard, int] = {}
-    for member, count in group:
-        shares[member.shard] = shares.get(member.shard, 0) + count
+    for member, leaves in group:
+        for leaf, count in leaves.items():
+            shard = leaf_shard(member, leaf)
+            shares[shard] = shares.get(shard, 0) + count
     stored = "file" in tensor.places
+    whole = [(member, sum(leaves.values())) for member, leaves in group]
     return Part(
         name=name,
         places=tensor.places,
         shares=tuple(shares.items()),
-        decoded=sum(count if stored else _decoded(member) for member, count in group),
+        decoded=sum(count if stored else _decoded(member) for member, count in whole),
         units=tensor.shape[0] if tensor.role == "stack" else 1,
         taken=tensor.active or 1,
-        read=math.ceil(sum(count * member.share for member, count in group)),
+        read=math.ceil(sum(count * member.share for member, count in whole)),
     )
 
 

@@ -11,23 +11,29 @@ from torch import Tensor
 from kakera.ops.codec.codebook import MCG_MULTIPLIER
 from kakera.ops.codec.coded import CodedLinear
 from kakera.quantize.recipe import Format, Recipe
-from kakera.weights import int8
+from kakera.weights import escha, int8
 from kakera.weights.files import StoredTensor
 
 
 @dataclass(frozen=True)
 class Module:
-    """A quantised module: its name in the file, rate and stored tensors (names are leaves)."""
+    """A quantised module: its name in the file, rate and stored tensors (names are leaves); of a stack the channels
+    are those of one of its `experts`."""
 
     name: str
     bits: int
     out_channels: int
     in_channels: int
     tensors: tuple[StoredTensor, ...]
+    experts: int = 0
 
     @property
     def coded(self) -> bool:
         return all(tensor.name != int8.MARK for tensor in self.tensors)
+
+    @property
+    def weights(self) -> int:
+        return max(1, self.experts) * self.out_channels * self.in_channels
 
 
 def leaves(format: Format, coded: CodedLinear) -> dict[str, Tensor]:
@@ -36,23 +42,26 @@ def leaves(format: Format, coded: CodedLinear) -> dict[str, Tensor]:
     if format == "exl3":
         flag = torch.tensor(MCG_MULTIPLIER - (1 << 32), dtype=torch.int32)  # its presence is what counts
         return {"trellis": coded.code, "suh": in_scale, "svh": out_scale, "mcg": flag}
-    # [state bits, bits, V, codebook (1 = mcg), I, O]; V is 2 in all known files and decoders ignore it
-    descriptor = torch.tensor(
-        [16, coded.half_bits // 2, 2, 1, coded.in_channels, coded.out_channels], dtype=torch.int32
-    )
+    numbers = escha.descriptor(coded.half_bits // 2, coded.out_channels, coded.in_channels)
     return {
         "escha_code": coded.code,
         "escha_rin": in_scale,
         "escha_rout": out_scale,
-        "escha_config": descriptor,
+        "escha_config": torch.tensor(numbers, dtype=torch.int32),
     }
+
+
+def stack_descriptor(bits: int, shape: tuple[int, ...]) -> Tensor:
+    """`escha_config` of a stack [E, O, I]."""
+    experts, outputs, inputs = shape
+    return torch.tensor(escha.descriptor(bits, outputs, inputs, experts), dtype=torch.int32)
 
 
 def config(recipe: Recipe, modules: list[Module]) -> dict[str, Any]:
     """`quantization_config` of config.json."""
     coded = [m for m in modules if m.coded]
-    weights = sum(m.out_channels * m.in_channels for m in coded)
-    bits = round(sum(m.bits * m.out_channels * m.in_channels for m in coded) / max(1, weights), 2)
+    weights = sum(m.weights for m in coded)
+    bits = round(sum(m.bits * m.weights for m in coded) / max(1, weights), 2)
     if recipe.format == "exl3":
         return {
             "quant_method": "exl3",
@@ -64,7 +73,7 @@ def config(recipe: Recipe, modules: list[Module]) -> dict[str, Any]:
             "codebook": "mcg",
         }
     return {
-        "quant_method": "escha",
+        "quant_method": "eschamoe" if any(m.experts for m in coded) else "escha",
         "format_version": "2.0",
         "bits": bits,
         "global_config": {"codebook": "cbA", "bits": bits},

@@ -27,6 +27,13 @@ def kinds_of(spec: ModelSpec) -> dict[str, str]:
     return {name: t.kind.name for name, t in spec.tensors(draft=True).items() if t.kind is not None}
 
 
+def coded_kinds(format: str, spec: ModelSpec) -> Mapping[Kind, int]:
+    """Kinds of the layers that a format codes, with their weights: Escha codes experts alone where there are some, and
+    keeps all other linears as int8 rows."""
+    stacks = {tensor.kind for tensor in spec.tensors().values() if tensor.role == "stack"}
+    return {kind: n for kind, n in spec.kinds.items() if kind in stacks or format != "escha" or not stacks}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """`bits` maps a kind to its rate; a head that is not in it becomes int8 rows, as the embedding does."""
@@ -69,7 +76,10 @@ class Recipe:
         fixed = dict(overrides or {})
         if unknown := sorted(set(fixed) - set(kinds_of(spec).values()) - {OF_DRAFT.name}):
             raise UsageError(f"unknown kinds of linears: {', '.join(unknown)}")
-        rates = _promote(spec.kinds, bits, fixed)
+        sizes = coded_kinds(format, spec)
+        if rows := sorted(set(fixed) & {kind.name for kind in spec.kinds} - {kind.name for kind in sizes}):
+            raise UsageError(f"{', '.join(rows)}: beside experts escha keeps linears as int8 rows; choose exl3")
+        rates = _promote(sizes, bits, fixed)
         if format == "exl3":
             rates["head"] = head_bits or fixed.get("head", DEFAULT_HEAD_BITS)
         elif head_bits is not None:
@@ -85,7 +95,7 @@ class Recipe:
 
     def mean_bits(self, spec: ModelSpec) -> float:
         """Bits per coded weight of the layers, without head and draft layer."""
-        sizes = spec.kinds
+        sizes = coded_kinds(self.format, spec)
         return sum(self.bits[kind.name] * n for kind, n in sizes.items()) / sum(sizes.values())
 
 

@@ -19,7 +19,7 @@ from kakera.arch.tower_files import tower_headers
 from kakera.arch.weigh import Entry
 from kakera.errors import CheckpointError
 from kakera.ops.codec.coded import CodedLinear
-from kakera.weights import escha, exl3, int8, plain, synthetic
+from kakera.weights import escha, exl3, int8, plain, stack, synthetic
 from kakera.weights.files import StoredTensor, stored_tensors
 from kakera.weights.leaves import Leaves
 
@@ -141,6 +141,28 @@ class Checkpoint:
         read = FORMATS[self.kind(leaves.module)].read
         return read(leaves, out_channels, in_channels, dtype, device, self.part(name))
 
+    def expert(
+        self, name: str, number: int, dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    ) -> Tensor:
+        """Weight [O, I] of one expert of a stack, decoded, whether the stack is stored in one piece or one by one."""
+        declared, cut = self._declared[name], stack.of_expert(self.part(name))
+        if not self.has(name):
+            linears = stack.linears(declared, number)
+            if biased := [linear for linear in linears if "bias" in self.leaves(linear)]:
+                raise CheckpointError(f"{biased[0]} has a bias, which no expert that is known here has")
+            outputs, inputs = declared.shape[1] // len(linears), declared.shape[2]
+            parts = []
+            for place, linear in enumerate(linears):
+                read, own = FORMATS[self.kind(linear)].read, stack.of_linear(cut, place, outputs)
+                parts.append(read(self.leaves(linear), outputs, inputs, dtype, device, own))
+            return torch.cat(parts)
+        leaves = self._modules.get(name)
+        if leaves is None:  # without `.weight`: a leaf of the module around it
+            module, _, leaf = name.rpartition(".")
+            leaves = Leaves(name)
+            leaves.add(plain.MARK, self.leaves(module)[leaf])
+        return stack.read(leaves, declared, number, dtype, device, cut)
+
     def bias(
         self,
         name: str,
@@ -190,7 +212,13 @@ class Checkpoint:
 
     def entries(self) -> list[Entry]:
         """One entry per linear or embedding, and one per tensor that is neither; for `kakera info`."""
-        return [entry for name in self.modules() for entry in _entries(self._modules[name])]
+        return [entry for name in self.modules() for entry in self._entries(name)]
+
+    def _entries(self, name: str) -> list[Entry]:
+        leaves, declared = self._modules[name], self._declared.get(name)
+        if declared is None or declared.role != "stack":
+            return _entries(leaves)
+        return [Entry.of(name, self.kind(name), declared.shape, leaves.bytes())]
 
     def tower_bytes(self) -> int:
         """Of a vision tower, 0 if none is stored, or not all of one."""
@@ -205,7 +233,7 @@ class Checkpoint:
         Names are module names for linears and embeddings, full tensor names otherwise. Tensors of the vision tower
         and of a draft layer may be there unasked.
         """
-        wanted = set(expected)
+        wanted = {name for each in expected for name in self._stored_names(each)}
         missing = sorted((n for n in wanted if not self.has(self._stored(n))), key=_natural)
         extra = sorted((n for m in self.modules() for n in self._unexpected(m, wanted)), key=_natural)
         complaints = [
@@ -220,6 +248,12 @@ class Checkpoint:
         leaves = self._modules[module]
         names = {f"{module}.{leaf}" if module else leaf: leaf for leaf in leaves.names()}
         return [f"{name} in {leaves[leaf].path}" for name, leaf in names.items() if name not in wanted]
+
+    def _stored_names(self, name: str) -> list[str]:
+        """Of a stack that is stored one by one all of its linears; else the name itself."""
+        declared = self._declared.get(name)
+        linears = [] if declared is None or self.has(name) else stack.all_linears(declared)
+        return linears if any(linear in self._modules for linear in linears) else [name]
 
     def _stored(self, name: str) -> str:
         """The module that stands for `name`: another one for a tensor that is absent and declared as an alias."""

@@ -34,7 +34,7 @@ def read_coded(
     bits = code_bits(leaves, MARK, out_channels, in_channels)
     if bits not in BITS:
         raise CheckpointError(f"{leaves[MARK]} has {bits:g} bits a weight; Escha files have 2 or 3")
-    _check_config(leaves, int(bits), out_channels, in_channels)
+    check_config(leaves, int(bits), out_channels, in_channels)
     code = leaves.read(MARK, leaves[MARK].shape, None, device, stored_as=(torch.int16,), cut=cut)
     rin = _folded(leaves, ("escha_rin", "escha_s_in"), in_channels, device, cut)
     rout = _folded(leaves, ("escha_rout", "escha_s_out"), out_channels, device, cut)
@@ -52,12 +52,19 @@ def _folded(
     return folded
 
 
-def _check_config(leaves: Leaves, bits: int, out_channels: int, in_channels: int) -> None:
-    """The descriptor [state bits, K, V, codebook, I, O]; V is 2 in all known files and means nothing to a decoder."""
+def descriptor(bits: int, outputs: int, inputs: int, experts: int = 0) -> tuple[int, ...]:
+    """`escha_config`: state bits, K, V, codebook (1 = mcg), I, O; V is 2 in all known files and means nothing to a
+    decoder. Of a stack of `experts` their number stands before I and O, which come again as they were padded."""
+    sizes = (inputs, outputs)
+    return (16, bits, 2, 1, experts, *sizes, *sizes) if experts else (16, bits, 2, 1, *sizes)
+
+
+def check_config(leaves: Leaves, bits: int, out_channels: int, in_channels: int, experts: int = 0) -> None:
+    """Raise CheckpointError for a descriptor of another codec, or of other sizes."""
     if "escha_config" not in leaves:
         return
     stored = leaves["escha_config"]
-    found, expected = stored.read().tolist(), [16, bits, 2, 1, in_channels, out_channels]
+    found, expected = stored.read().flatten().tolist(), list(descriptor(bits, out_channels, in_channels, experts))
     if found != expected:
         raise CheckpointError(f"{stored} is {found}, expected {expected}: another codec than the one known here")
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -50,6 +51,12 @@ class StoredTensor(TensorHeader):
     ) -> Tensor:
         """See `read_tensor`. Made-up weights (`kakera.weights.synthetic`) override this."""
         return read_tensor(self, dtype, device, cut=cut)
+
+    def piece(self, number: int) -> Self:
+        """What stands at `number` of the first axis."""
+        size = self.bytes // self.shape[0]
+        name, offset = f"{self.name}[{number}]", self.offset + number * size
+        return replace(self, name=name, shape=self.shape[1:], offset=offset, bytes=size)
 
 
 def read_header(path: Path) -> list[StoredTensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from kakera.arch.tensors import BLOCK, Cut, Values
 from kakera.arch.tensors import Tensor as Declared
 from kakera.errors import CheckpointError
 from kakera.plan.weights import RANDOM_WEIGHTS
+from kakera.weights.escha import descriptor
 from kakera.weights.files import DTYPES, StoredTensor, part_of
 
 CODE_DEVIATION = 1.24411  # of the mcg codebook under uniform states
@@ -41,15 +42,22 @@ class RandomTensor(StoredTensor):
 
     seed: int
     fill: Fill
+    stacked: bool = False  # every piece of the first axis is drawn by itself
+
+    def piece(self, number: int) -> RandomTensor:
+        return replace(super().piece(number), stacked=False)
 
     def read(
         self, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", cut: Cut | None = None
     ) -> Tensor:
         """As StoredTensor.read; made on the device, whole, and cut then: all ranks see parts of one model. For a moment
         a card holds 1.3 GB of an embedding that it keeps half of; it is read before anything else."""
-        digest = hashlib.sha256(f"{self.seed} {self.name}".encode()).digest()
-        generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7]))
-        stored = self.fill(self.shape, self.torch_dtype, generator).to(self.torch_dtype)
+        if self.stacked:
+            stored = torch.stack([self.piece(i).read(None, device) for i in range(self.shape[0])])
+        else:
+            digest = hashlib.sha256(f"{self.seed} {self.name}".encode()).digest()
+            generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7]))
+            stored = self.fill(self.shape, self.torch_dtype, generator).to(self.torch_dtype)
         part = stored if cut is None else part_of(stored, cut)
         return part if dtype is None else part.to(dtype)
 
@@ -61,9 +69,9 @@ def tensors_of(directory: Path, spec: ModelSpec) -> list[RandomTensor]:
 
 
 def random_tensors(spec: ModelSpec, config: dict[str, Any], directory: Path) -> list[RandomTensor]:
-    """In the config's format: Escha-W2, or bfloat16 without one. Raises CheckpointError for other formats."""
+    """In the config's format: Escha-W2, also of experts, or bfloat16 without one. Raises CheckpointError for others."""
     method = (config.get("quantization_config") or {}).get("quant_method", "")
-    if method not in ("", "escha"):
+    if method not in ("", "escha", "eschamoe"):
         raise CheckpointError(
             f"{directory}: random weights can be made in Escha's form or in 16 bit, not as {method!r}"
         )
@@ -82,9 +90,11 @@ class _Maker:
     seed: int
     dtype: torch.dtype  # of what no format codes
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, fill: Fill) -> RandomTensor:
+    def tensor(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, fill: Fill, stacked: bool = False
+    ) -> RandomTensor:
         size = math.prod(shape) * dtype.itemsize
-        return RandomTensor(name, self.directory, DTYPE_NAMES[dtype], shape, 0, size, self.seed, fill)
+        return RandomTensor(name, self.directory, DTYPE_NAMES[dtype], shape, 0, size, self.seed, fill, stacked)
 
     def tensors(self, declared: Declared, method: str) -> Iterator[RandomTensor]:
         """As they are stored."""
@@ -94,8 +104,9 @@ class _Maker:
         return form(declared)
 
     def plain(self, declared: Declared) -> Iterator[RandomTensor]:
-        name = declared.name if declared.role == "stack" else f"{declared.name}.weight"
-        yield self.tensor(name, declared.shape, self.dtype, normal(0.0, _deviation(declared)))
+        stacked = declared.role == "stack"
+        name = declared.name if stacked else f"{declared.name}.weight"
+        yield self.tensor(name, declared.shape, self.dtype, normal(0.0, _deviation(declared)), stacked)
 
     def int8(self, declared: Declared) -> Iterator[RandomTensor]:
         scale = _deviation(declared) / INT8_DEVIATION
@@ -104,7 +115,7 @@ class _Maker:
 
     def escha(self, declared: Declared) -> Iterator[RandomTensor]:
         """The leaves of a coded linear. Transforms keep lengths, so weights deviate by rin x codebook x rout."""
-        name, kind, (outputs, inputs) = declared.name, declared.kind, declared.shape
+        name, kind, (*experts, outputs, inputs) = declared.name, declared.kind, declared.shape
         assert kind is not None
         if outputs % BLOCK or inputs % BLOCK:
             raise CheckpointError(
@@ -112,17 +123,20 @@ class _Maker:
             )
         bits = kind.escha
         half, single = torch.float16, torch.float32
+        numbers = descriptor(bits, outputs, inputs, *experts)
+        extra = 0.0 if experts else SCALE_SPREAD
         leaves: dict[str, tuple[tuple[int, ...], torch.dtype, Fill]] = {
-            "escha_code": ((inputs // 16, outputs // 16, 16 * bits), torch.int16, _codes),
-            "escha_rin": ((inputs,), half, _signs(inputs**-0.5 / CODE_DEVIATION)),
-            "escha_rout": ((outputs,), half, _signs(1.0)),
-            "escha_s_in": ((inputs,), single, normal(1.0, SCALE_SPREAD)),
-            "escha_s_out": ((outputs,), single, normal(1.0, SCALE_SPREAD)),
-            "escha_config": ((6,), torch.int32, _numbers(16, bits, 2, 1, inputs, outputs)),
-            "bias": ((outputs,), half, normal(0.0, BIAS_DEVIATION)),
+            "escha_code": ((*experts, inputs // 16, outputs // 16, 16 * bits), torch.int16, _codes),
+            "escha_rin": ((*experts, inputs), half, _signs(inputs**-0.5 / CODE_DEVIATION)),
+            "escha_rout": ((*experts, outputs), half, _signs(1.0)),
+            "escha_s_in": ((*experts, inputs), single, normal(1.0, extra)),
+            "escha_s_out": ((*experts, outputs), single, normal(1.0, extra)),
+            "escha_config": ((len(numbers),), torch.int32, _numbers(*numbers)),
         }
+        if not experts:
+            leaves["bias"] = ((outputs,), half, normal(0.0, BIAS_DEVIATION))
         for leaf, (shape, dtype, fill) in leaves.items():
-            yield self.tensor(f"{name}.{leaf}", shape, dtype, fill)
+            yield self.tensor(f"{name}.{leaf}", shape, dtype, fill, bool(experts) and leaf != "escha_config")
 
 
 def normal(mean: float, deviation: float = 0.0) -> Fill:
