@@ -36,23 +36,41 @@ def prove(
     """
     from kakera.cli.model import resolve_model
     from kakera.cli.terminal import say
-    from kakera.errors import UsageError
+    from kakera.errors import KakeraError, UsageError
     from kakera.prove.report import record, summary
 
-    if report is not None and not report.resolve().parent.is_dir():
-        raise UsageError(f"--report {report}: there is no such directory")
+    if report is not None:
+        _check_writable(report)
     found = resolve_model(model)
     if found.scripted:
         raise UsageError(f"{model}: a script takes no memory that could be proven")
     verdict, trace, plan = proof_of(found, model, wishes, quick)
-    if report is not None:
-        report.write_text(_as_json(record(verdict, trace, plan)))
-        say(f"{report} can be posted: it has no names of hosts, files or users, and no texts")
     if as_json:
         typer.echo(_as_json(summary(verdict, trace, plan), indent=2))
     else:
         _show(summary(verdict, trace, plan), verdict, trace)
+    if report is not None:
+        try:
+            report.write_text(_as_json(record(verdict, trace, plan)))
+        except OSError as error:  # the proof is done, shown and remembered
+            raise KakeraError(f"--report {report}: {error.strerror}") from None
+        say(f"{report} can be posted: it has no names of hosts, files or users, and no texts")
     raise typer.Exit(0 if verdict.proven else 1)
+
+
+def _check_writable(report: Path) -> None:
+    """Before minutes of proving. Raises UsageError."""
+    import os
+
+    from kakera.errors import UsageError
+
+    where = report if report.exists() else report.resolve().parent
+    if report.is_dir():
+        raise UsageError(f"--report {report}: this is a directory; give a file in it")
+    if not where.exists():
+        raise UsageError(f"--report {report}: there is no such directory")
+    if not os.access(where, os.W_OK):
+        raise UsageError(f"--report {report}: {where} can not be written")
 
 
 def proof_of(found: Model, model: str, wishes: Wishes, quick: bool) -> tuple[Verdict, Trace, Plan]:

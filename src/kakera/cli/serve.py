@@ -105,7 +105,10 @@ def serve(
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
     notifier = Notifier.from_environment()
     found = resolve_model(model)
+    if kv_events is not None and cache_per_key:
+        raise UsageError("--kv-events: what each key has of its own is not told; leave --cache-per-key out")
     if prove:
+        check_port(host, port)  # not after minutes
         prove_first(found, model, wishes)
     machine = resolve_to_compute(wishes.gpus)
     aliases = tuple(dict.fromkeys(served_name or (found.name,)))
@@ -124,8 +127,6 @@ def serve(
     if disk_cache is not None:
         recipe = with_disk(recipe, disk_cache, say)
     if kv_events is not None:
-        if cache_per_key:
-            raise UsageError("--kv-events: what each key has of its own is not told; leave --cache-per-key out")
         recipe = with_kv_events(recipe, kv_events, say)
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 
