@@ -105,12 +105,14 @@ def serve(
     access = Access.when_bound(host, keys=keys, allowed_hosts=names, origins=origins, cache_per_key=cache_per_key)
     notifier = Notifier.from_environment()
     found = resolve_model(model)
+    machine = resolve_to_compute(wishes.gpus)
+    if sleep_after is not None and machine.ranks > 1:
+        raise UsageError("--sleep-after: not for a model that several processes share yet")
     if kv_events is not None and cache_per_key:
         raise UsageError("--kv-events: what each key has of its own is not told; leave --cache-per-key out")
     if prove:
         check_port(host, port)  # not after minutes
         prove_first(found, model, wishes)
-    machine = resolve_to_compute(wishes.gpus)
     aliases = tuple(dict.fromkeys(served_name or (found.name,)))
     name = aliases[0]
     cards = len(machine.devices) if machine.target.has_cards and not found.scripted else 0

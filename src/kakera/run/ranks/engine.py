@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from kakera.contract.events import SleepState
 from kakera.disk.home import DiskCache
-from kakera.errors import RanksApart, UsageError
+from kakera.errors import RanksApart, RequestRefused, UsageError
 from kakera.plan.plan import Plan
 from kakera.run.build import build_engine, build_runner, scheduler_for
 from kakera.run.engine import LocalEngine
@@ -55,6 +56,17 @@ class RankBuild:
             torch.set_num_threads(max(1, (self.threads or given_threads()) // ranks))
 
 
+class RanksEngine(LocalEngine):
+    """Of several ranks, all of which would have to give their memory back."""
+
+    def sleep(self, level: int) -> SleepState:
+        raise RequestRefused(
+            "a model that several processes share can not sleep yet; stop the server to have its memory",
+            status=501,
+            code="can_not_sleep",
+        )
+
+
 def open_engine(
     directory: Path,
     plan: Plan,
@@ -73,7 +85,7 @@ def open_engine(
         raise UsageError("--disk-cache: not for a model that several processes share yet")
     build = RankBuild(directory, plan, escha_bias, threads)
     runner, _ = lead(build, plan.ranks, progress=progress, grammars=grammars)
-    return LocalEngine(scheduler_for(plan), runner)
+    return RanksEngine(scheduler_for(plan), runner)
 
 
 def lead(
