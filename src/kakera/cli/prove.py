@@ -151,7 +151,7 @@ def _show(found: dict[str, Any], verdict: Verdict, trace: Trace) -> None:
 
     from kakera.plan.table import gigabytes
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     if rate := found["prefill_tokens_per_second"]:
         console.print(f"{found['context']:,} tokens filled, the prompt at {rate:,.0f} tokens/s")
     steps = found["decode_seconds"]
@@ -169,6 +169,6 @@ def _show(found: dict[str, Any], verdict: Verdict, trace: Trace) -> None:
     for text in verdict.unwatched:
         console.print(f"not watched: {text}", style="dim")
     for finding in verdict.findings:
-        console.print(f"{finding.kind}: {finding.text}", style="red" if finding.fails else "yellow", markup=False)
+        console.print(f"{finding.kind}: {finding.text}", style="red" if finding.fails else "yellow")
     warned = ", with warnings" if verdict.findings else ""
     console.print(f"proven{warned}" if verdict.proven else "not proven", style="bold")
