@@ -131,6 +131,7 @@ class Driver:
         check_integrity(self.cache)
         assert not self.cache.device.held and not self.scheduler.stats().running
         self.runner.pages, self.runner.states = {}, {}
+        self.plans.append(plan)  # whom the last one let follow has lost its slot
 
     def stop(self) -> None:
         """As at SIGTERM: what conversations hold goes to the disk."""
