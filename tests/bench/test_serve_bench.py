@@ -1,7 +1,11 @@
 """Scenarios against a real server process with the tiny model."""
 
 import asyncio
+import json
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from kakera.bench.client import Client
@@ -67,6 +71,20 @@ def test_a_long_prompt_beside_running_streams(server, monkeypatch):
 def test_a_server_that_can_not_start_says_why():
     with pytest.raises(EngineDied, match="no such directory"), ServerProcess("no-such-model"):
         pass
+
+
+def test_who_kills_the_one_that_started_it_ends_the_server_too(tmp_path):
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"streams": [{"text": "yes"}]}))
+    code = (
+        "import time\nfrom kakera.bench.server import ServerProcess\n"
+        f"with ServerProcess('scripted:{script}') as server:\n    print(server.pid, flush=True)\n    time.sleep(600)\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    server = psutil.Process(int(starter.stdout.readline()))
+    starter.kill()
+    starter.wait()
+    server.wait(60)
 
 
 def test_an_address_without_a_server_is_named():

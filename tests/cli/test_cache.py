@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -57,13 +58,13 @@ def test_a_home_that_others_can_read_is_refused(home: Path) -> None:
     home.mkdir(parents=True)
     home.chmod(0o755)
     with pytest.raises(UsageError, match="chmod 700"):
-        with_disk(EngineRecipe(Path("model"), None), 10**9, lambda line: None)  # type: ignore[arg-type]
+        with_disk(EngineRecipe(Path("model"), SimpleNamespace(ranks=1)), 10**9, lambda line: None)  # type: ignore[arg-type]
 
 
 def test_a_prefix_cache_without_memory_has_nothing_to_keep(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CacheSizes, "of", lambda _: CacheSizes(8, 99, 100, 0, 1, windowed=False))
     with pytest.raises(UsageError, match="give --host-cache more"):
-        with_disk(EngineRecipe(Path("model"), None), 10**9, lambda line: None)  # type: ignore[arg-type]
+        with_disk(EngineRecipe(Path("model"), SimpleNamespace(ranks=1)), 10**9, lambda line: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "dangling"])

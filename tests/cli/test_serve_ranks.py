@@ -11,14 +11,16 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.command_server import CommandServer
+from typer.testing import CliRunner
 
 from kakera.arch.registry import load_spec
+from kakera.cli import app
 from kakera.cli.engine import with_disk
-from kakera.errors import UsageError
+from kakera.errors import RequestRefused, UsageError
 from kakera.plan.plan import Wishes
 from kakera.plan.planner import plan_for
 from kakera.run.process.recipe import EngineRecipe
-from kakera.run.ranks.engine import open_engine
+from kakera.run.ranks.engine import Sleepless, open_engine
 from kakera.run.scripted import BUNDLED
 from kakera.text.tokenizer import Tokenizer
 from random_model import write_config
@@ -54,6 +56,10 @@ def test_what_does_not_go_with_several_processes_is_refused_before_anything_is_l
     recipe = EngineRecipe(BUNDLED, plan)
     with pytest.raises(UsageError, match="--disk-cache: not for a model that several"):
         with_disk(recipe, 10**9, print)
+    asleep = CliRunner().invoke(app, ["serve", "mini", "--gpus", "cpu,cpu", "--sleep-after", "5"])
+    assert isinstance(asleep.exception, UsageError) and "--sleep-after: not for a model" in str(asleep.exception)
+    with pytest.raises(RequestRefused, match="can not sleep yet"):  # instead of a sleep that gives nothing back
+        Sleepless().sleep(1)
     with pytest.raises(UsageError, match="3 processes can not share 2 KV heads"):
         plan_for(BUNDLED, Wishes(gpus="cpu,cpu,cpu"))
 

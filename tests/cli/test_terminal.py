@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import in_process
+from kakera.cli import app
+from kakera.cli.model import BUNDLED
 from kakera.cli.terminal import visible, visible_message
 
 COMMAND = [sys.executable, "-m", "kakera.cli"]
@@ -91,6 +95,23 @@ def test_control_characters_of_values_are_seen_in_messages(arguments: list[str],
 def test_what_the_parser_refuses_steers_no_terminal(arguments: list[str]) -> None:
     done = in_process.run("plan", *arguments)
     assert done.returncode == 2 and "\x1b[2J" not in done.stderr and "\r" not in done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan MODEL --gpus cpu", "info MODEL", "models DIRECTORY", "cache ls"])
+def test_names_of_files_neither_steer_a_terminal_nor_are_markup(command, tmp_path, monkeypatch) -> None:
+    name = "a[bold]\x1b[31m\rb"
+    model = tmp_path / "models" / name
+    model.mkdir(parents=True)
+    for file in BUNDLED.iterdir():
+        (model / file.name).symlink_to(file)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = tmp_path / "kakera" / "prefix" / ("a" * 32)
+    kept.mkdir(parents=True)
+    (kept / "MANIFEST.json").write_text(json.dumps({"model": name, "KV codec": "int2[/no]"}))
+    words = [str({"MODEL": model, "DIRECTORY": model.parent}.get(word, word)) for word in command.split()]
+    found = CliRunner().invoke(app, words, env={"COLUMNS": "300"})
+    assert found.exit_code == 0, found.output
+    assert "a[bold]\\x1b[31m\\rb" in found.output and not {"\x1b", "\r"} & {*found.output}
 
 
 def test_text_keeps_its_lines_its_letters_and_its_emoji() -> None:

@@ -148,6 +148,7 @@ def save_model(directory: Path, kind: str, config: dict[str, Any], prefix: str =
         "qwen3_5_moe_text": (t.Qwen3_5MoeForCausalLM, t.Qwen3_5MoeTextConfig),
     }
     made, configured = makers[kind]
+    torch.manual_seed(1)
     model = save_random(directory, made(configured(**config)))
     if prefix:
         path = directory / "model.safetensors"
@@ -163,7 +164,6 @@ def save_random(directory: Path, model: Any) -> Any:
     recurrent forms differ by 2e-4 in the logits. Weights are fp16 numbers, as a CPU holds them, so that what differs is
     arithmetic; `test_linear` tests the rounding.
     """
-    torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

@@ -150,7 +150,7 @@ def test_each_choice_says_what_it_gives_and_what_it_costs() -> None:
         found[gpus] = {text.partition(" ")[0]: text for text in texts}
         assert list(found[gpus]) == ["--embedding", "--chunk", "--staging", "--max-running"]
     assert "no loss of speed" in found["rtx5070"]["--embedding"] and "+146,112" in found["rtx5070"]["--embedding"]
-    assert "not possible with device" in found["12GB"]["--embedding"]
+    assert "with device it would not fit" in found["12GB"]["--embedding"]
     assert "prefill 7" in found["rtx5070"]["--chunk"] and "instead of 8" in found["rtx5070"]["--chunk"]
     assert "prefill -6 % (as on rtx5070" in found["12GB"]["--chunk"]  # whose own figures nobody knows
     assert costs(planned("rtx3090"), Wishes(gpus="rtx3090"), machine_of("rtx3090"), weights) == ()
@@ -170,6 +170,27 @@ def test_advice_is_the_cheapest_change_and_combines_options() -> None:
     assert changes("12GB", context=100_000, reserve=2 * GB)[0] == "--reserve 0"
     both = changes("12GB", context=100_000, reserve=500_000_000, max_running=4, chunk=4096)
     assert " --" in both[0] and both[0].count("--") >= 2 and any(way.startswith("a larger card") for way in both)
+
+
+@pytest.mark.parametrize(
+    ("asked", "option"),
+    [
+        ({"chunk": 1_000_000}, "--chunk 7808"),
+        ({"max_running": 1000}, "--max-running 7"),
+        ({"kv_window": 262_144}, "--kv-window 256"),
+        ({"pool": 10**20}, "without --pool"),
+        ({"host_cache": 10**18}, "--host-cache"),
+        ({"reserve": 10**18, "context": 8192}, "--reserve 931MB"),
+        ({"reserve": 2 * GB}, "--reserve 1000MB"),
+    ],
+)
+def test_however_much_too_much_the_option_that_asked_is_the_first_way(asked: dict[str, int], option: str) -> None:
+    """In no time, with what it gains, and what is advised fits."""
+    with pytest.raises(PlanRefused) as refused:
+        planned("rtx5080", ESCHA + "-exl3-4.0bpw", **asked)
+    first, missing = refused.value.details["ways"][0], refused.value.details["missing_bytes"]
+    assert first["change"].startswith(option), first
+    assert all(not lacks or first[f"{place}_bytes"] >= lacks for place, lacks in missing.items())
 
 
 def test_a_card_that_is_advised_instead_of_the_cpu_is_the_least_that_holds_it() -> None:
@@ -194,6 +215,7 @@ def test_a_slow_card_beside_a_fast_one_is_named() -> None:
     (line,) = said("rtx3060,rtx3090")
     assert line.startswith("rtx3090 alone is faster") and line.endswith("--gpus rtx3090")
     assert said("rtx5070,rtx5070") == said("rtx3090") == ()
+    assert said("12GB,rtx3090") == ()  # nobody knows what the two do together
 
 
 def test_what_wsl_keeps_and_what_was_proven(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

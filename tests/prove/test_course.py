@@ -103,6 +103,21 @@ def test_before_a_server_starts_its_plan_is_proven_once(tiny_model, tmp_path, mo
     assert "wrong: the conversation was not sent again" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("report", "status", "words"),
+    [("", 2, "directory"), ("no/file", 2, "no such directory"), ("/dev/full", 1, "No space")],
+)
+def test_a_report_that_can_not_be_written(tiny_model, tmp_path, monkeypatch, report, status, words) -> None:
+    """Said before minutes of proving; what shows only then takes neither the verdict away nor what is remembered."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "_trace", lambda *_: replace(healthy(), card=None))
+    found = CliRunner().invoke(app, ["prove", str(tiny_model), "--gpus", "cpu", "--report", str(tmp_path / report)])
+    assert isinstance(found.exception, KakeraError) and found.exception.exit_status == status
+    assert words in str(found.exception) and "--report" in str(found.exception)
+    proven = (tmp_path / "kakera" / "proven.json").exists()
+    assert ("proven" in found.stdout, proven) == (status == 1, status == 1)
+
+
 @pytest.mark.parametrize(("failure", "status", "words"), [(None, 0, "proven"), ("it broke", 1, "wrong: it broke")])
 def test_the_exit_status_is_the_verdict(tiny_model, tmp_path, monkeypatch, failure, status, words) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

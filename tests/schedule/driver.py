@@ -126,6 +126,15 @@ class Driver:
         self.runner.pages = {page: held for page, held in self.runner.pages.items() if page < there}
         return there
 
+    def sleep(self) -> None:
+        """The device's memory is lost; who ran goes on from the host store or begins anew."""
+        plan = self.scheduler.suspend()
+        self.runner.execute(plan)
+        check_integrity(self.cache)
+        assert not self.cache.device.held and not self.scheduler.stats().running
+        self.runner.pages, self.runner.states = {}, {}
+        self.plans.append(plan)  # whom the last one let follow has lost its slot
+
     def stop(self) -> None:
         """As at SIGTERM: what conversations hold goes to the disk."""
         for _ in self.scheduler.disk.write_all(1000.0):

@@ -42,7 +42,8 @@ def play(
     watch=lambda driver: None,
     lent=0.0,
 ) -> Driver:
-    """`watch` is called first of all, and after each plan and each step. `lent`: how often memory goes or comes."""
+    """`watch` is called first of all, and after each plan and each step. `lent`: how often memory goes or comes; all of
+    it goes and comes at once, as in a sleep, as often as it is lent by parts."""
     rng, private = random.Random(seed), random.Random(seed)
     driver = Driver(
         pages=pages,
@@ -92,6 +93,8 @@ def play(
         if private.random() < lent:
             driver.resize(private.choice([1, pages // 2, pages - 1, pages]), private.randrange(slots) + 1)
         preemptions = driver.cache.counters["preemptions"]
+        if private.random() < lent:
+            driver.sleep()
         plan = driver.scheduler.plan_step()
         check_integrity(driver.cache)
         watch(driver)

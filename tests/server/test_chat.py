@@ -3,6 +3,7 @@
 import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -328,3 +329,6 @@ def test_who_is_too_long_for_what_others_leave_of_the_card_is_told_so(tokens, le
     stats = EngineStats(running=1, waiting=1, pages_total=100, pages_lent=lent)
     waiting = Generation(None, None, SimpleNamespace(tokens=(5,) * tokens), None, lambda: stats)
     assert words in waiting.standing and "waiting for" in waiting.standing
+    stats = replace(stats, asleep=1)  # and one that was kept behind a sleep, whether it has begun or not
+    for waiting._begun in (False, True):
+        assert "which is lent" in waiting.standing

@@ -249,6 +249,24 @@ def test_what_a_server_that_sleeps_says(model, tmp_path):
     over_http(model, tmp_path, story)
 
 
+def test_an_option_in_the_wrong_place_is_refused_and_not_dropped(model, tmp_path):
+    async def story(http, engine, service):
+        for route, body, words in (
+            ("/sleep", {"level": 2}, "/sleep?level="),
+            ("/sleep?level=1", {"mode": "keep"}, "query"),
+            ("/drain?seconds=600", None, "seconds: goes into the body"),
+            ("/drain?seconds=600", {"seconds": 600}, "seconds: goes into the body"),
+            ("/flush_cache?disk=true", None, "disk: goes into the body"),
+        ):
+            answer = await http.post(route, json=body) if body else await http.post(route)
+            assert answer.status_code == 400 and words in answer.json()["error"]["message"], route
+        assert engine.asleep == 0 and not service.drain.began
+        for empty in ("", "{}", " null "):
+            assert (await http.post("/sleep?level=2", content=empty)).json()["level"] == 2
+
+    over_http(model, tmp_path, story)
+
+
 @pytest.mark.parametrize("mode", ["wait", "keep", "abort"])
 def test_a_stream_that_runs_when_the_card_is_lent(model, tmp_path, mode):
     async def story(http, engine, service):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from itertools import product
 
 import pytest
 
 from kakera.target import devices
-from kakera.target.remembered import PROVEN, Proof, forget, proof_of, proven_reserve, remember
+from kakera.target.remembered import KINDS, PROVEN, Proof, forget, proof_of, proven_reserve, remember
 
 CARD = "NVIDIA GeForce RTX 5070"
 PROOF = Proof(CARD, "580.88", 300, "shape", 190_000, 11_900, "2026-11-30")
@@ -38,7 +40,32 @@ def test_a_failure_takes_back_what_left_as_little(tmp_path) -> None:
     assert proof_of(CARD, "580.88", "c", tmp_path) is None
 
 
-@pytest.mark.parametrize("text", ["", "no JSON", "{}", '[1, {"card": 3}]', '[{"shape": "shape", "card": "RTX 5070"}]'])
+def test_a_record_with_a_value_of_another_kind_is_none(tmp_path) -> None:
+    """And the others still count."""
+    older = replace(PROOF, shape="older", reserve=500)
+    for name, value in product(KINDS, (None, "many", 1.5, 1e400, [], {})):
+        if isinstance(value, KINDS[name]):
+            continue
+        wrong = {**asdict(PROOF), name: value}
+        (tmp_path / PROVEN).write_text(json.dumps([asdict(older), wrong]))
+        assert proof_of("rtx5070", None, wrong["shape"], tmp_path) is None
+        assert proof_of("rtx5070", None, "older", tmp_path) == older
+        assert proven_reserve("rtx5070", "580.88", tmp_path) in (300, 500)
+
+
+def test_two_proofs_at_once_are_both_remembered(tmp_path) -> None:
+    def prove(n: int) -> None:
+        for i in range(4):
+            remember(replace(PROOF, shape=f"{n}-{i}"), tmp_path)
+
+    with ThreadPoolExecutor(4) as several:
+        list(several.map(prove, range(4)))
+    assert len(json.loads((tmp_path / PROVEN).read_text())) == 16
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[" * 100_000, "no JSON", "{}", '[1, {"card": 3}]', '[{"shape": "shape", "card": "RTX 5070"}]']
+)
 def test_a_damaged_file_proves_nothing_and_is_replaced(tmp_path, text) -> None:
     (tmp_path / PROVEN).write_text(text)
     assert proof_of(CARD, None, "shape", tmp_path) is proven_reserve(CARD, None, tmp_path) is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +21,7 @@ import psutil
 from kakera.bench.memory import MemoryTable, compare_total
 from kakera.errors import EngineDied
 from kakera.plan.plan import Plan, Wishes
+from kakera.run.process.engine_process import die_with_parent
 from kakera.target.devices import device_bytes_used
 
 START_SECONDS = 300
@@ -66,7 +70,11 @@ class ServerProcess:
     def __enter__(self) -> ServerProcess:
         self._before = device_bytes_used()
         self._log = tempfile.NamedTemporaryFile("w+b", prefix="kakera-bench-", suffix=".log")
-        self._process = subprocess.Popen(self.command, stdout=self._log, stderr=subprocess.STDOUT)
+        # who kills us must not leave a server behind that holds a card
+        ends_with_us = functools.partial(die_with_parent, os.getpid(), signal.SIGTERM)
+        self._process = subprocess.Popen(
+            self.command, stdout=self._log, stderr=subprocess.STDOUT, preexec_fn=ends_with_us
+        )
         began = time.monotonic()
         try:
             while not self._ready():

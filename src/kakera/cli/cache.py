@@ -22,9 +22,9 @@ def ls(as_json: JsonOption = False) -> None:
     import time
 
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
+    from kakera.cli.terminal import visible
     from kakera.disk.home import in_use
     from kakera.plan.table import gigabytes
 
@@ -45,8 +45,9 @@ def ls(as_json: JsonOption = False) -> None:
     for each in found:
         when = "now" if in_use(each.path) else time.strftime("%Y-%m-%d %H:%M", time.localtime(each.used_at))
         with_what = ", ".join(each.key[name] for name in ("KV codec", "states", "device") if name in each.key)
-        table.add_row(escape(each.key.get("model", each.path.name)), gigabytes(each.bytes), when, with_what)
-    Console(highlight=False).print(table)
+        name = each.key.get("model", each.path.name)
+        table.add_row(visible(name, layout=""), gigabytes(each.bytes), when, visible(with_what, layout=""))
+    Console(highlight=False, markup=False).print(table)
     typer.echo(f"{gigabytes(sum(each.bytes for each in found))} in {home}")
 
 

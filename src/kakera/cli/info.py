@@ -170,11 +170,12 @@ def _print(name: str, summary: dict[str, Any], groups: list[Group]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from kakera.cli.terminal import visible
     from kakera.plan.table import gigabytes
 
     kv, layers, heads = summary["kv_bytes_per_token"], summary["layers"], summary["heads"]
     stored = summary["checkpoint_bytes"]
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, GAP - 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("tensor", overflow="fold")  # in_proj_qkv, _z, _a and _b differ at the end only
     table.add_column("kind")
@@ -184,10 +185,10 @@ def _print(name: str, summary: dict[str, Any], groups: list[Group]) -> None:
     columns = zip(*[("kind", "count", "shape", "bytes", "bits"), *rows], strict=True)
     others = sum(max(map(len, cells)) + GAP for cells in columns)
     for g, cells in zip(groups, rows, strict=True):
-        table.add_row(broken_name(g.role, console.width - others), *cells)
+        table.add_row(broken_name(visible(g.role, layout=""), console.width - others), *cells)
     console.print(table)
     lines = (
-        f"{name}: {summary['model_type']}, {summary['parameters'] / 1e6:,.1f} M parameters in "
+        f"{visible(name, layout='')}: {summary['model_type']}, {summary['parameters'] / 1e6:,.1f} M parameters in "
         f"{gigabytes(summary['bytes'])}, {summary['bits_per_weight']:.3f} bits per weight",
         f"layers: {layers['gdn']} GDN + {layers['full']} full attention, {layers['mtp']} draft; "
         f"{heads['query']}/{heads['kv']} heads x {heads['head_dim']}; context {summary['max_positions']} tokens",

@@ -74,13 +74,15 @@ def models(
         return
     from rich.console import Console
 
-    console = Console(highlight=False)
+    from kakera.cli.terminal import visible
+
+    console = Console(highlight=False, markup=False)
     console.print(_table(found))
     for row in found:
         if row.problem:
-            console.print(f"{row.name}: {row.problem}", style="yellow", soft_wrap=True, markup=False)
+            console.print(visible(f"{row.name}: {row.problem}"), style="yellow", soft_wrap=True)
     for line in broken:
-        console.print(f"broken: {line}", style="yellow", soft_wrap=True, markup=False)
+        console.print(visible(f"broken: {line}"), style="yellow", soft_wrap=True)
 
 
 def _given(directories: Sequence[Path]) -> list[Found]:
@@ -152,16 +154,16 @@ def _last_read(directory: Path) -> float:
 
 
 def _table(found: list[Found]) -> Table:
-    from rich.markup import escape
     from rich.table import Table
 
+    from kakera.cli.terminal import visible
     from kakera.plan.table import gigabytes
 
     table = Table(box=None, pad_edge=False)
     for column in ("model", "bytes", "format", "fit", "last used"):
         table.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
     for row in found:
-        table.add_row(escape(row.name), gigabytes(row.bytes), row.format, _fit(row), _ago(row.used))
+        table.add_row(visible(row.name, layout=""), gigabytes(row.bytes), row.format, _fit(row), _ago(row.used))
     return table
 
 

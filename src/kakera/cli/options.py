@@ -319,7 +319,7 @@ def wishes_of(values: dict[str, Any]) -> Wishes:
     assert {*values, "drafts"} == {field.name for field in fields(Wishes)}
     for name in ("host_cache", "reserve"):
         if (text := values[name]) is not None:
-            values[name] = parse_bytes(text)
+            values[name] = parse_bytes(text, f"--{name.replace('_', '-')} ")
     if values["state_dtype"] not in (None, "fp32", "fp16"):
         raise UsageError(f"--state-dtype {values['state_dtype']}: choose fp32 or fp16")
     if (rotation := values["rotation"]) is not None and not Path(rotation).is_dir():

@@ -62,11 +62,12 @@ def plan(
         return
     from rich.console import Console
 
+    from kakera.cli.terminal import visible
     from kakera.plan.table import as_table, read_line, speed_line
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     console.print(as_table(made, machine))
-    console.print(f"Weights: {weights.source}.", speed_line(speed, made, machine), style="dim")
+    console.print(f"Weights: {visible(weights.source, layout='')}.", speed_line(speed, made, machine), style="dim")
     if made.placed:
         console.print(read_line(speed, made), style="dim")
     console.print(asleep.text, style="dim", soft_wrap=True)
@@ -77,7 +78,7 @@ def plan(
     if other is not None:
         console.print(other.text, soft_wrap=True)
     if proof is not None:
-        console.print(f"This plan, or a larger one, was {proven_line(proof)}.", soft_wrap=True)
+        console.print(visible(f"This plan, or a larger one, was {proven_line(proof)}."), soft_wrap=True)
     for note in notes:
         console.print(f"Warning: {note}", style="yellow", soft_wrap=True)
 

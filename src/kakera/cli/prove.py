@@ -37,26 +37,44 @@ def prove(
     from kakera.cli.engine import with_drafts
     from kakera.cli.model import resolve_model
     from kakera.cli.terminal import say
-    from kakera.errors import UsageError
+    from kakera.errors import KakeraError, UsageError
     from kakera.plan.plan import AUTO
     from kakera.prove.report import record, summary
     from kakera.target.devices import resolve_to_compute
 
-    if report is not None and not report.resolve().parent.is_dir():
-        raise UsageError(f"--report {report}: there is no such directory")
+    if report is not None:
+        _check_writable(report)
     found = resolve_model(model)
     if found.scripted:
         raise UsageError(f"{model}: a script takes no memory that could be proven")
     wishes = with_drafts(wishes, AUTO, resolve_to_compute(wishes.gpus))  # as serve does by itself
     verdict, trace, plan = proof_of(found, model, wishes, quick)
-    if report is not None:
-        report.write_text(_as_json(record(verdict, trace, plan)))
-        say(f"{report} can be posted: it has no names of hosts, files or users, and no texts")
     if as_json:
         typer.echo(_as_json(summary(verdict, trace, plan), indent=2))
     else:
         _show(summary(verdict, trace, plan), verdict, trace)
+    if report is not None:
+        try:
+            report.write_text(_as_json(record(verdict, trace, plan)))
+        except OSError as error:  # the proof is done, shown and remembered
+            raise KakeraError(f"--report {report}: {error.strerror}") from None
+        say(f"{report} can be posted: it has no names of hosts, files or users, and no texts")
     raise typer.Exit(0 if verdict.proven else 1)
+
+
+def _check_writable(report: Path) -> None:
+    """Before minutes of proving. Raises UsageError."""
+    import os
+
+    from kakera.errors import UsageError
+
+    where = report if report.exists() else report.resolve().parent
+    if report.is_dir():
+        raise UsageError(f"--report {report}: this is a directory; give a file in it")
+    if not where.exists():
+        raise UsageError(f"--report {report}: there is no such directory")
+    if not os.access(where, os.W_OK):
+        raise UsageError(f"--report {report}: {where} can not be written")
 
 
 def proof_of(found: Model, model: str, wishes: Wishes, quick: bool) -> tuple[Verdict, Trace, Plan]:
@@ -137,7 +155,7 @@ def _show(found: dict[str, Any], verdict: Verdict, trace: Trace) -> None:
 
     from kakera.plan.table import gigabytes
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     if rate := found["prefill_tokens_per_second"]:
         console.print(f"{found['context']:,} tokens filled, the prompt at {rate:,.0f} tokens/s")
     steps = found["decode_seconds"]
@@ -155,6 +173,6 @@ def _show(found: dict[str, Any], verdict: Verdict, trace: Trace) -> None:
     for text in verdict.unwatched:
         console.print(f"not watched: {text}", style="dim")
     for finding in verdict.findings:
-        console.print(f"{finding.kind}: {finding.text}", style="red" if finding.fails else "yellow", markup=False)
+        console.print(f"{finding.kind}: {finding.text}", style="red" if finding.fails else "yellow")
     warned = ", with warnings" if verdict.findings else ""
     console.print(f"proven{warned}" if verdict.proven else "not proven", style="bold")

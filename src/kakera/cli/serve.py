@@ -119,8 +119,13 @@ def serve(
     notifier = Notifier.from_environment()
     found = resolve_model(model, wishes.gpus)
     machine = resolve_to_compute(wishes.gpus)
+    if sleep_after is not None and machine.ranks > 1:
+        raise UsageError("--sleep-after: not for a model that several processes share yet")
+    if kv_events is not None and cache_per_key:
+        raise UsageError("--kv-events: what each key has of its own is not told; leave --cache-per-key out")
     wishes = with_drafts(wishes, drafts, machine)
     if prove:
+        check_port(host, port)  # not after minutes
         prove_first(found, model, wishes)
     aliases = tuple(dict.fromkeys(served_name or (found.name,)))
     name = aliases[0]
@@ -139,8 +144,6 @@ def serve(
     if disk_cache is not None:
         recipe = with_disk(recipe, disk_cache, say)
     if kv_events is not None:
-        if cache_per_key:
-            raise UsageError("--kv-events: what each key has of its own is not told; leave --cache-per-key out")
         recipe = with_kv_events(recipe, kv_events, say)
     limit = stall_limit or stall_limit_for(found, wishes, machine)
 

@@ -11,7 +11,7 @@ from kakera.contract.grid import PAGE
 from kakera.plan.budget import LEAST_CONTEXT, Draft
 from kakera.plan.plan import Wishes
 from kakera.plan.search import LEAST_CHUNK, draft, tightest
-from kakera.plan.sizes import margin
+from kakera.plan.sizes import MARGIN_SHARE, margin
 from kakera.plan.table import as_text, gigabytes, memory_of, to_json
 from kakera.plan.weights import WeightBytes
 from kakera.target.devices import Device, Machine
@@ -21,6 +21,8 @@ WAYS = 3
 OF_OPTIONS = 2  # of those, sets of options at most: the next is a shorter context, then hardware
 SMALL_CHUNKS = {512: 6, 256: 12}  # cost of a chunk; larger ones cost 2
 ADDED = 64 * 2**20  # bytes by which two changes together may give more than one and the other
+USUAL_WINDOW = 256  # tokens, the default
+LEAST_RESERVE_MB = 100
 MOST_GB = 4096  # of a card that is looked for
 
 
@@ -131,18 +133,21 @@ def _options(failed: Draft, wishes: Wishes) -> Iterator[list[_Change]]:
     if wishes.state_dtype == "fp32":
         yield [_Change("--state-dtype fp16", "state_dtype", "fp16", 2)]
     if wishes.reserve:
-        half = wishes.reserve // 2 // 10**6
-        yield [_Change(f"--reserve {half}MB", "reserve", half * 10**6, 5), _Change("--reserve 0", "reserve", 0, 8)]
+        halves = [half for n in range(1, 64) if (half := (wishes.reserve >> n) // 10**6) >= LEAST_RESERVE_MB]
+        less = [_Change(f"--reserve {half}MB", "reserve", half * 10**6, 4 + n) for n, half in enumerate(halves, 1)]
+        yield [*less, _Change("--reserve 0", "reserve", 0, 7 + len(less))]
     if wishes.pool is not None:
         yield [_Change("without --pool", "pool", None, 2)]
     if wishes.chunk is not None:
-        sizes = [size for n in range(1, 10) if (size := plan.chunk >> n) >= LEAST_CHUNK and size % PAGE == 0]
+        sizes = [size for n in range(1, 14) if (size := (plan.chunk >> n) // PAGE * PAGE) >= LEAST_CHUNK]
         if sizes:
             yield [
                 _Change(f"--chunk {size}", "chunk", size, SMALL_CHUNKS.get(size, 2) + n) for n, size in enumerate(sizes)
             ]
     if plan.kv.codec != "int2":
         yield [_Change("--kv int2", "kv", "int2", 6)]
+    if wishes.kv_window > USUAL_WINDOW:
+        yield [_Change(f"--kv-window {USUAL_WINDOW}", "kv_window", USUAL_WINDOW, 3)]
     if wishes.max_running is not None and plan.slots > 1:
         fewer = [plan.slots >> n for n in range(1, plan.slots.bit_length())]
         yield [_Change(f"--max-running {n}", "max_running", n, 8 * i) for i, n in enumerate(fewer, 1)]
@@ -263,11 +268,12 @@ def _names(machine: Machine) -> str:
 
 def _capacity(need: int) -> int:
     """The least whole number of GB whose memory less the margin holds `need` bytes."""
-    size = need // 10**9
+    size = int(need / (1 - MARGIN_SHARE)) // 10**9
     while size * 10**9 - margin(size * 10**9) < need:
         size += 1
     return size
 
 
 def _way(case: _Case, text: str, tried: Draft) -> Way:
-    return Way(text, case.failed.need - tried.need, case.failed.host_need - tried.host_need)
+    reserved = case.failed.plan.reserve - tried.plan.reserve
+    return Way(text, case.failed.need - tried.need + reserved, case.failed.host_need - tried.host_need)

@@ -19,12 +19,19 @@ def check(spec: ModelSpec, wishes: Wishes, machine: Machine, weights: WeightByte
     if wishes.kv not in ("fp32", "bf16", "int2"):
         raise UsageError(f"--kv {wishes.kv}: unknown KV codec; choose fp32, bf16 or int2")
     kv_format(spec, wishes).check(spec.head_dim)
+    most = -(-spec.max_positions // PAGE) * PAGE
+    if wishes.kv_window > most:
+        raise UsageError(f"--kv-window {wishes.kv_window}: at most {most} tokens, all that this model takes")
     if wishes.kv_window % PAGE:
         raise UsageError(f"--kv-window {wishes.kv_window}: must be a multiple of {PAGE} tokens")
     if wishes.context is not None and not 1 < wishes.context <= spec.max_positions:
         raise UsageError(f"--context {wishes.context}: this model takes 2 to {spec.max_positions} tokens")
     if wishes.max_running is not None and wishes.max_running < 1:
         raise UsageError(f"--max-running {wishes.max_running}: at least one request must run")
+    if wishes.max_running is not None and wishes.max_running > MOST_RUNNING:
+        raise UsageError(f"--max-running {wishes.max_running}: at most {MOST_RUNNING} requests run at once")
+    if wishes.chunk is not None and wishes.chunk > MOST_CHUNK:
+        raise UsageError(f"--chunk {wishes.chunk}: at most {MOST_CHUNK} tokens")
     if wishes.chunk is not None and (wishes.chunk < PAGE or wishes.chunk % PAGE):
         raise UsageError(f"--chunk {wishes.chunk}: must be a multiple of {PAGE} tokens")
     if wishes.state_dtype not in (None, "fp32", "fp16"):
@@ -65,6 +72,7 @@ def _undivided(spec: ModelSpec, ranks: int) -> str:
 
 
 MOST_STAGED = 8  # a step saves no more than a few
+MOST_RUNNING, MOST_CHUNK = 4096, 2**20  # far beyond what is of use, and planned in no time
 
 
 def kv_format(spec: ModelSpec, wishes: Wishes) -> KvFormat:

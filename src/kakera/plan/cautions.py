@@ -19,7 +19,8 @@ TIGHT = 200 * 10**6  # less than this beyond the margin deserves a warning where
 
 def cautions(plan: Plan, machine: Machine, wishes: Wishes) -> tuple[str, ...]:
     """Who else holds memory, and what was asked for and is little, or means nothing here."""
-    found = [*machine.warnings, *_embedding(plan, wishes), *_store(plan, wishes), *_tower(plan, wishes)]
+    found = [*machine.warnings, *_embedding(plan, wishes), *_staging(plan, wishes), *_store(plan, wishes)]
+    found += _tower(plan, wishes)
     spare = left_over(plan, machine)
     if spare < TIGHT and (lower := _lower(plan, wishes)):
         smallest = min(machine.devices, key=lambda d: d.bytes - d.used)
@@ -61,6 +62,12 @@ def _tower(plan: Plan, wishes: Wishes) -> list[str]:
     return [f"images are refused: {why} (kakera info tells; --vision off says so)"]
 
 
+def _staging(plan: Plan, wishes: Wishes) -> list[str]:
+    if wishes.staging is None or plan.staged is not None:
+        return []
+    return [f"--staging {wishes.staging}: on a CPU checkpoints are in the host's memory already, so it changes nothing"]
+
+
 def _embedding(plan: Plan, wishes: Wishes) -> list[str]:
     if wishes.embedding != "host" or plan.embedding == "host":
         return []
@@ -75,7 +82,7 @@ def _embedding(plan: Plan, wishes: Wishes) -> list[str]:
 
 def uneven(plan: Plan, speed: Speed, wishes: Wishes, machine: Machine, weights: WeightBytes) -> tuple[str, ...]:
     """Where one of the cards alone would be faster than all of them together, or hold as much."""
-    if len(plan.device_names) < 2:
+    if len(plan.device_names) < 2 or speed.decode_short is None:  # unknown together, so nothing to compare with
         return ()
     best = None
     for device in {d.name: d for d in usable_devices(plan.spec, wishes, machine, weights).devices}.values():
@@ -85,7 +92,7 @@ def uneven(plan: Plan, speed: Speed, wishes: Wishes, machine: Machine, weights: 
         except UsageError:
             continue
         faster = predict(one.plan, alone, weights) if one.fits else Speed(None, None, None)
-        if (faster.decode_short or 0) > (speed.decode_short or 0) and (best is None or _rate(faster) > _rate(best[2])):
+        if _rate(faster) > speed.decode_short and (best is None or _rate(faster) > _rate(best[2])):
             best = (device.name, one.plan, faster)
     if best is None:
         return ()

@@ -35,7 +35,7 @@ class Cost:
 
     @property
     def text(self) -> str:
-        gives = f"not possible with {self.instead}"
+        gives = f"with {self.instead} it would not fit"
         if self.context is not None and self.pool is not None:
             more, of = (self.context, "context") if self.context else (self.pool, "the pool")
             gives = f"{more:+,} tokens of {of} against {self.instead}"

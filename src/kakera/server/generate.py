@@ -52,6 +52,8 @@ class Generation:
     def standing(self) -> str:
         """What it does, for a client that has not seen anything for a while."""
         load = self.load()
+        if load.asleep:
+            return "waiting for the card, which is lent: this goes on when the server is woken"
         there = load.pages_total - load.pages_lent
         if load.pages_lent and pages_for(len(self.job.tokens) + 1) > there:
             return (

@@ -61,14 +61,15 @@ class Machine:
         return len(self.devices) if self.target.has_cards else self.processes
 
 
-def parse_bytes(text: str) -> int:
-    """ "12GB" -> 12 * 10^9, "512MiB" -> 512 * 2^20. Raises UsageError."""
+def parse_bytes(text: str, said: str = "") -> int:
+    """ "12GB" -> 12 * 10^9, "512MiB" -> 512 * 2^20. Raises UsageError, which begins with `said`."""
     match = _SIZE.fullmatch(text.strip().lower())
     if not match:
-        raise UsageError(f"{text!r} is not a size; write for example 2GB (10^9 bytes), 512MiB or plain bytes")
+        hint = "write for example 2GB (10^9 bytes), 512MiB or plain bytes"
+        raise UsageError(f"{said}{text[:40]!r} is not a size; {hint}")
     size = float(match[1]) * _UNITS[match[2] or ""]
     if size > MOST_BYTES:
-        raise UsageError(f"{text[:40]!r} is more than any machine has")
+        raise UsageError(f"{said}{text[:40]!r} is more than any machine has")
     return int(size)
 
 
@@ -118,7 +119,7 @@ def resolve_to_compute(gpus: str) -> Machine:
 
 def _part_of_host(text: str, total: int) -> Machine:
     """The CPU with so much memory and no more, whatever others use: the same plan at every start."""
-    size, name = parse_bytes(text), f"cpu:{_as_written(text)}"
+    size, name = parse_bytes(text, "--gpus cpu:"), f"cpu:{_as_written(text)}"
     warning = f"--gpus {name}: this machine has {total} bytes of memory" if size > total else ""
     return Machine(CPU, (Device(name, size),), size, warnings=(warning,) if warning else ())
 
@@ -130,7 +131,7 @@ def _named(part: str) -> Device:
             cards.normalise(part), card.memory_mib * 2**20, 0, card.bandwidth_gbs * 1e9, card.fp16_tflops * 1e12
         )
     if part and part[0].isdigit() and _SIZE.fullmatch(part):
-        size = parse_bytes(part)
+        size = parse_bytes(part, "--gpus ")
         if size < 10**9:
             raise UsageError(f"--gpus {part}: {size} bytes is no card; {HINT}")
         return Device(_as_written(part), size)

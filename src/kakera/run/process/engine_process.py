@@ -163,11 +163,11 @@ def show_crashes() -> None:
         faulthandler.enable(sys.__stderr__)
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, even by SIGKILL (Linux; elsewhere do nothing)."""
+def die_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to end this process when its parent dies, even by SIGKILL (Linux; elsewhere do nothing)."""
     if sys.platform != "linux":
         return
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, by)
     if os.getppid() != parent:  # it died before the call above
         os._exit(70)

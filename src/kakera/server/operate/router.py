@@ -27,6 +27,7 @@ from kakera.server.operate.answers import (
     OldLoad,
     ServerInfo,
 )
+from kakera.server.operate.misplaced import in_body
 from kakera.server.service import Service
 
 
@@ -120,7 +121,7 @@ def router_routes(service: Service, plan: Plan | None, kv_events: KvEvents | Non
         waiting, total = load["num_waiting_reqs"], load["num_total_reqs"]
         return [{"dp_rank": 0, "num_reqs": total, "num_waiting_reqs": waiting, "num_tokens": tokens}]
 
-    @router.post("/flush_cache")
+    @router.post("/flush_cache", dependencies=[in_body("disk")])
     async def flush_cache(body: FlushBody | None = None) -> FlushAnswer:
         """Forget every cached prefix that no running request holds; with `disk` this model's on the disk, too. Never
         refused, and harms no request."""
@@ -134,7 +135,7 @@ def router_routes(service: Service, plan: Plan | None, kv_events: KvEvents | Non
         }
 
     # not in /openapi.json, of which programs try every route
-    @router.post("/drain", include_in_schema=False)
+    @router.post("/drain", include_in_schema=False, dependencies=[in_body("seconds")])
     async def drain(request: Request, body: DrainBody | None = None) -> DrainAnswer:
         """Refuse new requests, let running ones go on for `seconds`, keep the cache if there is a disk for it, and end
         the server with status 0. Answers at once; once more changes how long. Without the server's key, from this

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from kakera.contract.events import SleepState
 from kakera.server.http.sleep import Mode
 from kakera.server.operate.answers import IsSleeping, SleepAnswer
+from kakera.server.operate.misplaced import NO_BODY
 from kakera.server.service import Service
 
 
@@ -16,7 +17,7 @@ def sleep_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     # not in /openapi.json, of which programs try every route
-    @router.post("/sleep", include_in_schema=False)
+    @router.post("/sleep", include_in_schema=False, dependencies=[NO_BODY])
     async def sleep(
         request: Request,
         level: Annotated[int, Query(ge=1, le=2)] = 1,
