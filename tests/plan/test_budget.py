@@ -58,6 +58,7 @@ def test_27b_is_refused_on_one_8_gb_card(spec_27b: ModelSpec, weights_27b: Weigh
     text = str(refused.value)
     assert refused.value.exit_status == 1
     assert "does not fit on 8GB" in text and "weights" in text and "--gpus 8GB,8GB" in text
+    assert text.endswith("not served yet."), "two cards are named, and one is what can be served on"
     assert refused.value.details["fits"] is False
     assert len(refused.value.details["ways"]) == 3
 

@@ -15,7 +15,7 @@ from kakera.errors import CheckpointError
 from kakera.plan.plan import Plan, Wishes
 from kakera.plan.planner import plan_and_speed
 from kakera.run.build import build_engine
-from kakera.run.store.open_disk import disk_key
+from kakera.run.store.open_disk import differences, disk_key
 from kakera.server.model import ServedModel
 from seeing_model import SEEING, picture, prompt_of
 from tiny_model import CONFIG
@@ -59,6 +59,8 @@ def test_answers_with_a_borrowed_tower(seeing_model, parts):
     assert equal(worlds[0].seen["a"], worlds[1].seen["a"])
     keys = [disk_key(blind, each, "float32", False) for each in (plan(blind), plans[blind])]
     assert "vision tower" not in keys[0] and keys[1]["vision tower"]
+    for old, new in (keys, keys[::-1]):
+        assert differences(old, new) == ["vision tower changed"], "in both directions: what is said of an empty cache"
     model = ServedModel.load(blind, "blind")
     vision = plans[blind].spec.vision
     assert vision is not None and model.seeing(vision, tower, 100).images.pixels.least == 256 and not model.sees

@@ -12,7 +12,7 @@ from kakera.contract.events import SleepState
 from kakera.errors import EngineDied, RequestRefused
 from kakera.server.app import create_app
 from kakera.server.http.access import Access
-from kakera.server.http.sleep import IdleSleep, Sleep
+from kakera.server.http.sleep import IdleSleep, Sleep, memory_asleep
 
 WORDS = [{"text": "a word and another one"}]
 
@@ -113,6 +113,13 @@ def test_sleeping_or_waking_again_changes_nothing_but_how_deep():
         assert [(await it.sleep.wake()).level for _ in range(2)] == [0, 0] and it.engine.told.count("wake") == 1
 
     play(story)
+
+
+def test_the_log_says_what_a_sleep_holds_in_words_that_a_cpu_can_keep():
+    assert memory_asleep(SleepState(1)) == ""
+    assert memory_asleep(SleepState(2, 0.1, 600_000_000)) == ": 0.60 GB of the card are in use by all programs"
+    both = ": 0.60 GB of the card are in use by all programs and 8.90 GB of host memory hold the weights"
+    assert memory_asleep(SleepState(1, 0.1, 600_000_000, 8_900_000_000)) == both
 
 
 def test_waking_wins_over_a_sleep_that_still_waits():

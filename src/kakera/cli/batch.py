@@ -149,4 +149,4 @@ def _show(tally: Tally, output: Output, out: Path, as_json: bool) -> None:
         f"{tally.completion_tokens:,} generated"
     )
     if tally.failed:
-        typer.echo(f"{tally.failed:,} lines have errors, in {errors}; the same command asks them again")
+        typer.echo(f"lines with errors: {tally.failed:,}, in {errors}; the same command asks them again")

@@ -70,7 +70,8 @@ def plan(
     console.print(f"Weights: {visible(weights.source, layout='')}.", speed_line(speed, made, machine), style="dim")
     if made.placed:
         console.print(read_line(speed, made), style="dim")
-    console.print(asleep.text, style="dim", soft_wrap=True)
+    if made.ranks == 1:  # processes that share a model do not sleep yet
+        console.print(asleep.text, style="dim", soft_wrap=True)
     if chosen:
         console.print("What kakera chose, what it gives and what it costs (estimates):")
         for cost in chosen:

@@ -28,11 +28,13 @@ MOST_GB = 4096  # of a card that is looked for
 
 @dataclass(frozen=True)
 class Way:
-    """A change that makes the plan fit, in words, and the bytes gained per device and on the host."""
+    """A change that makes the plan fit, in words, and the bytes gained per device and on the host. `shared`: by several
+    cards, which can be planned and not served yet."""
 
     text: str
     gained: int
     host_gained: int = 0
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ def refusal(failed: Draft, wishes: Wishes, machine: Machine, weights: WeightByte
     ways = find_ways(failed, wishes, machine, weights)
     lines = [verdict(failed), "", as_text(failed.plan, machine), "", "Cheapest ways to make it fit:"]
     lines += [f"  {i}. {_describe(way, failed.plan.target)}" for i, way in enumerate(ways, 1)]
+    if any(way.shared for way in ways):
+        lines += ["", "kakera computes on one card so far: what several will hold is planned, and not served yet."]
     data = {
         **to_json(failed.plan, machine),
         "fits": False,
@@ -231,7 +235,8 @@ def _more_cards(case: _Case) -> list[Way]:
     for count in range(len(devices) + 1, spec.kv_heads + 1):
         more = replace(case.machine, devices=tuple(devices[i % len(devices)] for i in range(count)))
         if case.weights.sharable(spec, count) and case.retry(machine=more).fits:
-            ways.append(_way(case, f"{count} cards: --gpus {_names(more)}", case.tightest(machine=more)))
+            way = _way(case, f"{count} cards: --gpus {_names(more)}", case.tightest(machine=more))
+            ways.append(replace(way, shared=True))
     return ways
 
 
@@ -248,9 +253,10 @@ def _cards_way(case: _Case, count: int) -> list[Way]:
         return []
     if one_memory:
         what = "one NVIDIA card instead of the CPU" if count == 1 else f"{count} NVIDIA cards instead of the CPU"
-        return [Way(f"{what}: --gpus {_names(machine)}", -case.failed.room)]
+        return [Way(f"{what}: --gpus {_names(machine)}", -case.failed.room, shared=count > 1)]
     what = "a larger card" if count == 1 else "larger cards"
-    return [Way(f"{what}: --gpus {_names(machine)}", high * 10**9 - min(d.bytes for d in case.machine.devices))]
+    gained = high * 10**9 - min(d.bytes for d in case.machine.devices)
+    return [Way(f"{what}: --gpus {_names(machine)}", gained, shared=count > 1)]
 
 
 def _with_cards(case: _Case, count: int, size_gb: int) -> Machine:

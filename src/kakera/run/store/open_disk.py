@@ -65,18 +65,21 @@ def _tell_why_empty(key: Mapping[str, str], others: list[Directory]) -> None:
     alike = [each for each in others if each.key.get("model") == key["model"] and each.bytes]
     if not alike:
         return
-    nearest = min(alike, key=lambda each: len(_differences(each.key, key)))
+    nearest = min(alike, key=lambda each: len(differences(each.key, key)))
     log.warning(
         "the disk cache holds %.2f GB of %s that can not be used now, because %s; it goes when room is needed",
         sum(each.bytes for each in alike) / 1e9,
         key["model"],
-        " and ".join(_differences(nearest.key, key)),
+        " and ".join(differences(nearest.key, key)),
     )
 
 
-def _differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    changed = [name for name in new if old.get(name) != new[name]]
+def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Never empty for keys that differ: one that is not always there (a borrowed tower) may be missing in either."""
+    changed = [name for name in {**new, **old} if old.get(name) != new.get(name)]
     return [
-        f"{name} changed" if name in ("weights", "rotation") else f"{name} changed from {old.get(name)} to {new[name]}"
+        f"{name} changed"
+        if name in ("weights", "rotation", "vision tower")
+        else f"{name} changed from {old.get(name)} to {new.get(name)}"
         for name in changed
     ]

@@ -87,10 +87,7 @@ class Sleep:
                 self.level = state.level
             finally:
                 self._falling = False
-        log.info(
-            "asleep at level %d after %.2f s: of the card %.2f GB are in use by anybody, of the host %.2f GB by this",
-            *(state.level, state.seconds, state.device_bytes / 1e9, state.host_bytes / 1e9),
-        )
+        log.info("asleep at level %d after %.2f s%s", state.level, state.seconds, memory_asleep(state))
         return state
 
     async def wake(self) -> SleepState:
@@ -135,6 +132,14 @@ class Sleep:
                 log.warning("no sleep after %g seconds without a request: %s", wish.seconds, refused)
             except EngineDied:
                 return
+
+
+def memory_asleep(state: SleepState) -> str:
+    """What it holds, behind the rest of the line; on a CPU nothing is known and nothing is said."""
+    card = f"{state.device_bytes / 1e9:.2f} GB of the card are in use by all programs" if state.device_bytes else ""
+    host = f"{state.host_bytes / 1e9:.2f} GB of host memory hold the weights" if state.host_bytes else ""
+    said = " and ".join(filter(None, (card, host)))
+    return f": {said}" if said else ""
 
 
 class SleepGate:
