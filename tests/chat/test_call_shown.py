@@ -52,6 +52,19 @@ def test_a_fence_that_is_the_answer_and_holds_nothing_but_calls():
     assert parse([f"```xml\n{BASH}\n```"], TOOLS, truncated=True) == (f"```xml\n{BASH}\n```", [])
 
 
+def test_a_call_in_backticks_behind_words_is_text():
+    for call in (BASH, BASH.replace("\n", ""), "<tool_call>...</tool_call>"):
+        for shown in (f"The form is `{call}` here.", f"- A call, ``{call}``", f"A `x` and\n1. `{call}`"):
+            assert read(shown) == (shown, [])
+            assert read(f"{shown}\n{BASH}") == (shown, [LS])
+    for tag in ("`<tool_call>`", "`<tool_call>` and `</tool_call>`"):
+        assert read(f"Begin with {tag}.\n{BASH}") == (f"Begin with {tag}.", [LS])
+        assert read(f"Begin with {tag}.\n<function=bash>{REST}") == (f"Begin with {tag}.", [LS])
+    for alone in (f"`{BASH}`", f"Now:\n`{BASH}`"):  # words about nothing: the model's own marks
+        assert read(alone)[1] == [LS]
+    assert read(f"I run `ls`: {BASH}") == ("I run `ls`:", [LS])
+
+
 def test_a_fence_that_is_never_closed_hides_no_call():
     assert read(f"Run\n```bash\nls\n{BASH}") == ("Run\n```bash\nls\n", [LS])
     assert read(f"Run\n```bash\nls\n```\n{BASH}") == ("Run\n```bash\nls\n```", [LS])

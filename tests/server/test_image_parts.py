@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +215,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no url": ({}, "holds no image"),
     "a number": ({"url": 3}, "holds no image"),
     "detail": ({"url": URL, "detail": "blurred"}, "detail is 'blurred'"),
+    "bytes alone": ({"url": RED}, r"such URLs are not fetched: send .* \(data:image/png;base64,...\)$"),
 }
 
 
@@ -256,12 +259,55 @@ def test_what_is_no_image_is_a_400_that_names_it_and_the_next_request_is_unharme
             "files are not kept here",
         ),
         (lambda live: chat(live, *[OF_URL] * 65), r"messages\[0\].content\[64\] is image 65"),
-        (lambda live: chat(live, {"type": "video_url", "video_url": {"url": URL}}), "video_url"),
+        (
+            lambda live: chat(live, {"type": "video_url", "video_url": {"url": URL}}),
+            "video_url.*reads no documents, au",
+        ),
     ],
 )
 def test_images_where_they_have_no_place(live, error, said):
     found = error(live)
     assert found.status_code == 400 and re.search(said, found.json()["error"]["message"]), found.text
+
+
+@pytest.mark.parametrize("kind", ["image", "image_url"])
+@pytest.mark.parametrize(
+    "more",
+    [{"at": "messages[9]"}, {"at": "x", "low": "y"}, {"at": 1, "low": True}, {"at": "x", "low": True, "text": "hey"}],
+    ids=str,
+)
+def test_no_part_passes_for_one_that_has_been_read(live, kind, more):
+    """Fields that the server itself uses, sent by a client."""
+    part = {"type": kind, "url": URL, **more}
+    for found in (chat(live, part), messages(live, part), responses(live, {"role": "user", "content": [part]})):
+        assert found.status_code == 200 and len(asked(live)[1]) == 1, found.text
+    broken = chat(live, {"type": kind, "url": 5, **more}).json()["error"]
+    assert broken["param"] == "messages[0].content[0]" and "holds no image" in broken["message"]
+
+
+def test_text_never_waits_for_images(live, monkeypatch):
+    """A file of 200 bytes may be 50 million pixels, and a host may take its time: a second of work each."""
+    at_work, go_on = threading.Semaphore(0), threading.Event()
+    see = live.model.images.look
+
+    def slowly(url: str, low: bool) -> Any:
+        at_work.release()
+        assert go_on.wait(60)
+        return see(url, low)
+
+    monkeypatch.setattr(live.model.images, "look", slowly)
+    with ThreadPoolExecutor(40) as clients:  # more than a loop has threads
+        asks = [
+            lambda: chat(live, OF_URL),
+            lambda: chat(live, OF_URL, role="tool"),
+            lambda: messages(live, SOURCE),
+            lambda: responses(live, {"role": "user", "content": [{"type": "input_image", "image_url": URL}]}),
+        ]
+        found = [clients.submit(asks[i % len(asks)]) for i in range(40)]
+        assert at_work.acquire(timeout=60)
+        assert chat(live, TEXT).status_code == 200 and not any(each.done() for each in found)
+        go_on.set()
+        assert {each.result().status_code for each in found} <= {200, 429}
 
 
 def test_a_prompt_too_long_by_its_images_says_so_as_for_text(live):

@@ -1,5 +1,7 @@
 """Known fields are checked by type and range, in OpenAI's error shape; a bad request never hurts the next one."""
 
+import json
+
 import pytest
 
 USER = [{"role": "user", "content": "hi"}]
@@ -198,6 +200,29 @@ def test_a_base_url_with_or_without_v1_too_much_is_told_what_is_served(live, ask
     said = response.json()["error"]["message"]
     assert response.status_code == 404 and asked in said
     assert f"; {meant} is served" in said if meant else "is served" not in said
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/{}", {}),
+        ("/v1/chat/completions", {"model": "{}", "messages": USER}),
+        ("/v1/chat/completions", {"messages": [{"role": "{}", "content": "hi"}]}),
+        ("/v1/chat/completions", {"messages": USER, "structured_outputs": {"{}": 1}}),
+        ("/v1/chat/completions", {"messages": USER, "tools": [{"type": "function", "function": {"name": "{}"}}] * 2}),
+        ("/v1/responses", {"input": [{"role": "{}", "content": "hi"}]}),
+        ("/v1/messages", {"model": "{}", "messages": USER, "max_tokens": 1}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 1, "tools": [{"type": "{}", "name": "f"}]}),
+    ],
+)
+def test_an_error_gives_no_megabytes_back(live, path, body):
+    """It names what was sent; how it begins and what to do stay."""
+    long = "x" * 50_000
+    response = live.http.post(path.format(long), content=json.dumps({"model": "mini", **body}).replace("{}", long),
+                              headers={"content-type": "application/json"})  # fmt: skip
+    error = response.json()["error"]
+    assert 400 <= response.status_code < 500 and len(response.content) < 4000
+    assert 1000 < len(error["message"]) < 2000 and " ... " in error["message"]
 
 
 def test_a_long_body_is_a_413_with_and_without_a_declared_length(serve):

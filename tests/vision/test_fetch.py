@@ -12,7 +12,7 @@ import pytest
 from drawn import png
 
 from kakera.arch.preprocessor import Pixels
-from kakera.errors import RequestRefused
+from kakera.errors import RequestRefused, UsageError
 from kakera.vision import fetch
 from kakera.vision.decode import MOST_BYTES
 from kakera.vision.fetch import Fetcher, is_global
@@ -89,6 +89,26 @@ def test_an_image_comes_from_the_address_that_was_looked_at(far, monkeypatch):
     assert not [line for line in head if line.lower().startswith(("cookie", "authorization", "referer"))]
     eyes = ImageReader(Pixels(32, 4096, 262_144), 256, fetcher=NAMED)
     assert eyes.look(URL).digest == eyes.picture(IMAGE).digest and eyes.measure(URL).tokens == 6
+
+
+NO_HOSTS = (
+    *("", " ", "a.example,", "https://a.example", "a.example:8443", "*", "*.example", "a b", "me@a.example", "a/b"),
+    *("a..example", ".example", "[::1]"),
+)
+
+
+@pytest.mark.parametrize("said", NO_HOSTS)
+def test_hosts_that_no_url_can_have_are_wrong_usage(said):
+    """Nothing would ever come from there, and nobody would know why."""
+    with pytest.raises(UsageError, match=r"--image-urls .*write such as"):
+        Fetcher.allowing(said)
+    with pytest.raises(UsageError):
+        Fetcher.allowing(f"public,{said}")
+
+
+def test_hosts_as_urls_have_them():
+    hosts = ("a.example", "xn--bcher-kva.example", "b\u00fccher.example", "1.1.1.1", "2606:4700::1111", "one_two")
+    assert Fetcher.allowing(", ".join(hosts)) == Fetcher(frozenset(hosts))
 
 
 @pytest.mark.parametrize(

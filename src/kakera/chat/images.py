@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from kakera.chat.parts import content_text, part_text
+from kakera.chat.parts import IMAGES, content_text, part_text
 from kakera.errors import RequestRefused
 from kakera.vision.picture import Picture
 
 Sight = Callable[[str, bool], Picture]  # of an image's URL, and whether little of it is wanted
 Content = str | list[dict[str, Any]]
 
-KINDS = ("image_url", "input_image", "image", "computer_screenshot")
 SEEN_BY = ("user", "tool", "function")  # roles whose words may hold images
 MOST_IMAGES = 64  # of a request: each costs tokens anyway
 
@@ -49,13 +48,13 @@ def joined(parts: Sequence[str | dict[str, Any]], joint: str) -> Content:
 
 
 def is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in KINDS
+    return isinstance(part, dict) and part.get("type") in IMAGES
 
 
 def image_part(part: dict[str, Any], path: str) -> dict[str, Any]:
     """OpenAI's image_url, as an object or a string, and input_image; Anthropic's image with its source; an image with
     its `url`, or its data URL as `image`. Raises RequestRefused naming what is there instead."""
-    if isinstance(part.get("at"), str) and isinstance(part.get("url"), str):
+    if _is_read(part):  # by a dialect that became a chat
         return part
     told = part.get("image_url", part.get("source", part.get("image", part.get("url"))))
     detail = part.get("detail")
@@ -74,6 +73,13 @@ def image_part(part: dict[str, Any], path: str) -> dict[str, Any]:
     if detail not in (None, "auto", "low", "high", "original"):
         raise RequestRefused(f"{path}: detail is {str(detail)[:60]!r}; send auto, low or high", param=path)
     return {"type": "image", "url": told, "low": detail == "low", "at": path}
+
+
+def _is_read(part: dict[str, Any]) -> bool:
+    match part:
+        case {"type": "image", "url": str(), "low": bool(), "at": str(), **rest}:
+            return not rest
+    return False
 
 
 def refuse_images(content: Any, path: str, role: str) -> None:

@@ -24,9 +24,10 @@ TEXT = {
     "reasoning_text": "text",
     "refusal": "refusal",
 }  # fmt: skip
+IMAGES = ("image_url", "input_image", "image", "computer_screenshot")
 MEDIA = frozenset(
     (
-        *("image", "image_url", "input_image", "computer_screenshot", "document", "file", "input_file"),
+        *(*IMAGES, "document", "file", "input_file"),
         *("audio", "audio_url", "input_audio", "video", "video_url", "input_video"),
     )
 )
@@ -60,7 +61,8 @@ def part_text(part: Any, path: str, *, now: bool = False) -> str:
     if isinstance(part, dict) and (text := _reference(kind, part)) is not None:
         return text
     if kind in MEDIA and now:
-        raise RequestRefused(f"{path} has type {kind!r}; this model reads text only", param=path)
+        reads = "text only" if kind in IMAGES else "no documents, audio or video"  # a model that sees may be asked
+        raise RequestRefused(f"{path} has type {kind!r}; this model reads {reads}", param=path)
     return left_out(kind)
 
 

@@ -93,7 +93,8 @@ class ToolCallParser:
         self._tools = Declared(tools)
         self._held = ""
         self._state: Callable[[bool], list[Output]] = self._text
-        self._line_begun = False  # words stand before, on the line that is being shown
+        self._line_begun = False  # something stands before, on the line that is being shown
+        self._line_words = False  # and more than backticks
         self._last = ""  # the last letter that was shown
         self._silent = True  # nothing was shown or called so far
         self._result = ""  # the name of the open result of a tool
@@ -160,10 +161,19 @@ class ToolCallParser:
             self._mention, self._looked = common or not own_line, 0
             self._state = self._text if common and not own_line else self._in_result
             return self._show(start.end())
-        if start[0] == FUNCTION and (self._held[: start.start()] or self._last)[-1:] == "`":
-            return self._show(start.end())
+        if (self._held[: start.start()] or self._last)[-1:] == "`" and (start[0] == FUNCTION or self._line_words):
+            return self._quoted(start.end(), ended)
         self._begin_call(start.end(), start.end() if start[0] == OPEN else start.start(), wrapped=start[0] == OPEN)
         return []
+
+    def _quoted(self, tag: int, ended: bool) -> list[Output]:
+        """A tag in backticks: words about calls. One that opens a whole call there is shown up to that call's end."""
+        following = self._held[tag : tag + 1]
+        if not following and not ended:
+            return []
+        if self._held[:tag].endswith(OPEN) and following != "`":
+            self._state = self._foreign
+        return self._show(tag)
 
     def _in_result(self, ended: bool) -> list[Output]:
         """Inside a tool's result that the model invents: no call is one. A tag that stood within a line and is never
@@ -280,7 +290,8 @@ class ToolCallParser:
         elif self._wrapped and self._held.startswith(("{", "[")):  # several objects, one after the other
             self._begin_call(0, 0, wrapped=True)
         else:
-            self._line_begun, self._last, self._wrapped, self._state = False, "", False, self._text
+            self._line_begun = self._line_words = self._wrapped = False
+            self._last, self._state = "", self._text
         return []
 
     # What states do.
@@ -298,6 +309,7 @@ class ToolCallParser:
         if text:
             line = text.rpartition("\n")
             self._line_begun = bool(line[2].strip()) or (self._line_begun and not line[1])
+            self._line_words = bool(line[2].strip("` \t\r")) or (self._line_words and not line[1])
             self._last = text[-1]
             self._silent = self._silent and text.isspace()
         return [text] if text else []

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import ipaddress
+import re
 import socket
 import ssl
 import threading
@@ -18,13 +19,14 @@ import time
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from kakera.errors import RequestRefused
+from kakera.errors import RequestRefused, UsageError
 from kakera.vision.decode import MOST_BYTES
 
 CONNECT_SECONDS, ALL_SECONDS = 5.0, 10.0
 PUBLIC = "public"
 HEADERS = {"User-Agent": "kakera", "Accept": "image/*", "Accept-Encoding": "identity", "Connection": "close"}
 PORTS = {"https": 443, "http": 80}
+_HOST = re.compile(r"[\w-]+(\.[\w-]+)*|[0-9a-f]*:[0-9a-f:.]*:[0-9a-f:.]*")  # no scheme, port, path or wildcard; or IPv6
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,14 @@ class Fetcher:
 
     @staticmethod
     def allowing(said: str) -> Fetcher:
-        """Of `HOST,HOST` or `public`."""
-        names = frozenset(name.strip().lower().rstrip(".") for name in said.split(",") if name.strip())
+        """Of `HOST,HOST` or `public`. Raises UsageError for what no URL's host can be, so that nothing would come."""
+        names = frozenset(name.strip().lower().rstrip(".") for name in said.split(","))
+        for name in names:
+            if not _HOST.fullmatch(name):
+                shown = f"{name!r} is no host" if name else "a name is missing"
+                raise UsageError(
+                    f"--image-urls {said}: {shown}; write such as pictures.example,other.example or public"
+                )
         return Fetcher(names - {PUBLIC}, PUBLIC in names)
 
     def get(self, url: str) -> bytes:

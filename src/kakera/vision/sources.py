@@ -25,8 +25,8 @@ def of_url(url: str, fetcher: Fetcher | None = None) -> bytes:
     if scheme.lower() != "data":
         kind = scheme.lower() if scheme.lower() in ("http", "https", "file", "ftp") and rest else "such"
         raise RequestRefused(
-            f"{kind} URLs are not fetched: send the image itself as a data URL (data:image/png;base64,...), or start "
-            "the server with --image-urls"
+            f"{kind} URLs are not fetched: send the image itself as a data URL (data:image/png;base64,...)"
+            + (", or start the server with --image-urls" if kind in ("http", "https") else "")
         )
     parameters, comma, body = rest.partition(",")
     if not comma:

@@ -17,6 +17,7 @@ from kakera.errors import EngineDied, RequestRefused
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_SECONDS = 2  # about the time in which a running request finishes or a slot frees
+MOST_LETTERS, FIRST_LETTERS = 1500, 1000  # of a message; its beginning, if letters in its middle are left out
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 ANTHROPIC_ROUTE = "/v1/messages"
@@ -25,7 +26,13 @@ ANTHROPIC_TYPES = {**TYPES, 413: "request_too_large"}
 
 def error_body(message: str, status: int, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     kind = TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _short(message), "type": kind, "param": param and _short(param), "code": code}}
+
+
+def _short(text: str) -> str:
+    """What a client has sent is named in errors, and may be megabytes; what to do stands at the end."""
+    cut = len(text) - MOST_LETTERS
+    return text if cut <= 0 else f"{text[:FIRST_LETTERS]} ... {text[FIRST_LETTERS + cut :]}"
 
 
 def describe(error: Exception) -> tuple[int, dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The way of a body from its last byte to its job, off the event loop.
 
 Large bodies have threads of their own, so that a small one never waits for them, and no more of them are on their way
-than memory should hold. Between slices of the work it is asked whether anybody still waits for its end.
+than memory should hold. So have images: few bytes of one may be seconds of decoding, or of fetching it. Between slices
+of the work it is asked whether anybody still waits for its end.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from kakera.text.tokenizer import Watch
 
 T = TypeVar("T")
 THREADS = 2
+IMAGE_THREADS = 4  # two decode at a time (vision/reader.py), others fetch or tokenise
 WHOLE_BODIES = 4  # of the largest size, or many more that are smaller
 IDLE_SECONDS = 1.0  # after the last large body, before memory is given back
 
@@ -45,6 +47,7 @@ class Intake:
     def __init__(self, body_limit: int):
         self._bytes = WHOLE_BODIES * body_limit
         self._pool = ThreadPoolExecutor(THREADS, "large-body")
+        self._images = ThreadPoolExecutor(IMAGE_THREADS, "images")
         self._places: set[Place] = set()
         self._giving_back: asyncio.TimerHandle | None = None
 
@@ -83,9 +86,11 @@ class Intake:
             self._giving_back.cancel()
         self._giving_back = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._give_back)
 
-    async def run(self, work: Callable[[Watch], T], check: Callable[[int], None] | None = None) -> T:
+    async def run(
+        self, work: Callable[[Watch], T], check: Callable[[int], None] | None = None, *, images: bool = False
+    ) -> T:
         """The work's result, from a thread. `check` raises for tokens that are too many; whoever cancels this ends the
-        work at its next slice."""
+        work at its next slice. `images`: it looks at some."""
         left = Event()
 
         def watch(tokens: int) -> None:
@@ -94,7 +99,7 @@ class Intake:
             if check is not None:
                 check(tokens)
 
-        pool = self._pool if _place.get() is not None else None
+        pool = self._images if images else self._pool if _place.get() is not None else None
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work, watch)
         finally:

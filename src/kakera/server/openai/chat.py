@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from kakera.chat.images import is_image
 from kakera.chat.template import Prompt
 from kakera.chat.thinking import thinking_switch
 from kakera.chat.tool_choice import select_tools
@@ -111,9 +112,14 @@ async def render_chat(
     if template is None:
         raise RequestRefused(f"{model.name} has no chat template; use /v1/completions", param="messages")
     sight = None if model.images is None else model.images.measure if counted else model.images.look
+    images = sight is not None and any(is_image(part) for message in messages for part in _parts(message))
     return await service.intake.run(
-        lambda watch: template.prompt(plain(messages), tools, variables, watch, sight), check
+        lambda watch: template.prompt(plain(messages), tools, variables, watch, sight), check, images=images
     )
+
+
+def _parts(message: ChatMessage) -> list[Any]:
+    return message.content if isinstance(message.content, list) else [message.content]
 
 
 def plain(models: list[ChatMessage] | list[Tool] | None) -> list[dict[str, Any]]:
