@@ -22,6 +22,7 @@ from kakera.kv.gpu import dense_attention, prefill
 from kakera.kv.gpu.prefill import Bf16History, Int2History, Pages, PrefillAttention
 from kakera.kv.plain.attend import attend_prefill
 from kakera.kv.plain.pages import DensePool, Int2Pool
+from kakera.kv.pool import PagePool
 from kakera.kv.rotation import Rotation
 from kakera.kv.store import DenseStore, Int2Store
 from kakera.plan import prefill_plan
@@ -75,9 +76,10 @@ class World:
             part.copy_(torch.randn(part.shape, generator=self.made, device=DEVICE))
         # one loud key, else every softmax over a long history is flat and an error in its weights would not show
         self.kv[:, 0, :, 17] *= 2
+        pool = PagePool(used + spare, DEVICE)
         if case.codec == "int2":
             fmt = KvFormat("int2", case.params_group, window)
-            store: Int2Store | DenseStore = Int2Store(spec, fmt, used + spare, 1, Rotation.hadamard(spec), DEVICE)
+            store: Int2Store | DenseStore = Int2Store(spec, fmt, pool, 1, Rotation.hadamard(spec))
             self.pool: Int2Pool | DensePool = Int2Pool(store, 8)
             codes, parameters = store.page_tensors()
             codes.fill_(0xFF), parameters.fill_(float("nan"))
@@ -86,7 +88,7 @@ class World:
             hidden = self.table[[0, *range(max(0, self.last - window), used)]]
             parameters[1, hidden] = float("nan")
         else:
-            store = DenseStore(spec, torch.bfloat16, used + spare, DEVICE)
+            store = DenseStore(spec, torch.bfloat16, pool)
             self.pool = DensePool(store)
             store.kv_LP2KND.fill_(float("nan"))
             self.pool.write_pages(1, self.table, self.kv)

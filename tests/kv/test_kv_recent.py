@@ -11,7 +11,7 @@ from kakera.kv.batch import CheckpointTensors
 from kakera.kv.recent import RecentStore
 from kakera.plan.kv_format import KvFormat
 
-SPEC = SimpleNamespace(full_layers=(0, 1), kv_heads=1, head_dim=32)
+SPEC = SimpleNamespace(kv_layers=2, kv_heads=1, head_dim=32)
 EMPTY = -1.0
 SLOT = 1
 

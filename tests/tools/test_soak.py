@@ -184,7 +184,7 @@ def at_the_ceiling(model, wishes):
 @pytest.fixture(scope="module")
 def server(tiny_model):
     """The tests below run in order; the last one kills it."""
-    with ServerProcess(str(tiny_model), flags(at_the_ceiling(tiny_model, SMALL))) as running:
+    with ServerProcess(str(tiny_model), [*flags(at_the_ceiling(tiny_model, SMALL)), "--drafts", "off"]) as running:
         yield running
 
 
