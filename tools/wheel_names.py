@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 # Installed by an extra, or by none, and asked for where they are used alone; kakera itself is held by its own tests.
-OPTIONAL = ("kakera", "triton", "cuda", "matplotlib", "httpx", "tools")
+OPTIONAL = ("kakera", "triton", "cuda", "matplotlib", "httpx", "PIL", "tools")
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
