@@ -48,6 +48,7 @@ def channels(cut: Cut | None, size: int) -> list[int]:
     return list(range(size)) if cut is None else [i for part in cut.ranges for i in range(*part)]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(configs(), st.sampled_from([2, 3, 4, 8]))
 def test_every_value_is_some_ranks_and_shapes_are_those_of_the_share(config, ranks):

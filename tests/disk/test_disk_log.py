@@ -89,6 +89,7 @@ def test_files_are_private_and_links_are_not_followed(tmp_path: Path) -> None:
     assert len(opened(tmp_path)) == 0
 
 
+@pytest.mark.slow
 def test_the_bound_holds_after_every_operation_and_what_is_read_stays(tmp_path: Path) -> None:
     """1,000 operations, starts of another process among them; `bytes_in` is what du counts."""
     log, rng = opened(tmp_path), random.Random(1)
@@ -346,6 +347,7 @@ def crash_case(seed: int, home: Path) -> None:
     log.close()
 
 
+@pytest.mark.slow
 def test_after_crashes_and_faults_of_a_drive_whatever_is_returned_is_what_was_written(tmp_path: Path) -> None:
     for seed in range(150):
         home = tmp_path / str(seed)

@@ -40,6 +40,7 @@ def exchange_of(threads: ThreadExchange) -> CardExchange:
     return CardExchange(StandIn(threads), threads.rank, threads, torch.bfloat16, CPU)
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers(1, 11), st.lists(st.integers(1, 40), min_size=2, max_size=2), st.integers(0, 99))
 def test_it_gives_what_threads_give(rows, widths, seed):

@@ -25,6 +25,7 @@ def part(seed: int, step: int, rank: int, rows: int, dtype: torch.dtype, width: 
     return torch.randn(rows, width, generator=generator).to(dtype)
 
 
+@pytest.mark.slow
 @given(
     CALLS, st.integers(2, 4), st.integers(1, 3), st.sampled_from([torch.float32, torch.bfloat16]), st.integers(0, 99)
 )

@@ -53,6 +53,7 @@ def test_rows_of_a_tower_on_its_card_and_streamed():
     assert resident.image_tokens == 2048 and resident.image_store == 25000
 
 
+@pytest.mark.slow
 def test_a_tower_lies_where_the_context_keeps_its_length():
     """Plenty of memory: on the card. A card that is full without it: on the host."""
     assert plan(cards(24), vision="auto").vision == "device"
@@ -62,6 +63,7 @@ def test_a_tower_lies_where_the_context_keeps_its_length():
     assert plan(laptop(128), vision="auto").vision == "device" and plan(laptop(128), vision="host").vision == "device"
 
 
+@pytest.mark.slow
 def test_where_no_tower_has_room_text_is_served():
     machine = laptop(63)
     assert plan(machine, vision="auto", context=16384) == plan(machine, vision="off", context=16384)

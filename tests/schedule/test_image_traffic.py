@@ -144,6 +144,7 @@ def play(seed: int, pages: int, slots: int, host: float, kept: int, steps: int =
     return driver
 
 
+@pytest.mark.slow
 def test_some_traffic_hits_fails_and_encodes_again():
     drivers = [play(seed, 40, 3, 20, 400) for seed in range(4)]
     counters = [driver.cache.counters for driver in drivers]

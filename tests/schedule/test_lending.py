@@ -86,6 +86,7 @@ def test_where_nothing_can_go_back_nothing_shrinks():
     assert least.pages == 128 and after(RULE, least, (0, 1)) == least
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 4000), st.sampled_from([0.5, 3.0, 11.0])), max_size=8))
 def test_a_card_with_other_programs_never_wavers(others):

@@ -108,6 +108,7 @@ def wrong(given: SamplingInput, most: int) -> list[int]:
     return [VOCAB + 1] * min(most, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", [0.01, 0.15, 1.0])
 def test_a_drafter_that_is_always_wrong_costs_three_in_a_hundred_and_a_step(each):
     plain, drafted = Driver(seconds=Priced(each)), Driver(seconds=Priced(each))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from driver import Driver
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from kakera.contract.request import Boundary
 prompt = st.tuples(st.integers(1, 40 * PAGE), st.lists(st.integers(1, 40 * PAGE), max_size=12))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     prompts=st.lists(prompt, min_size=1, max_size=4), saves=st.integers(1, 3), chunk=st.sampled_from([64, 512, 4096])
