@@ -60,7 +60,7 @@ def passes(directory: Path, device: torch.device, exchange: Exchange = ALONE) ->
 def run(rank: int, directory: Path, channels: int, barrier: Any) -> None:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
-    layout, ready = Layout(ROWS, channels), directory / "ready"
+    layout, ready = Layout(ROWS, channels), directory.parent / "ready"
     while rank and not ready.exists():
         time.sleep(0.01)
     segment = Segment(Path(f"/dev/shm/{directory.parent.name}-{directory.name}"), layout.total, create=rank == 0)
@@ -68,6 +68,6 @@ def run(rank: int, directory: Path, channels: int, barrier: Any) -> None:
     adder = HostExchange(segment, layout, rank, device, PATIENCE_US)
     exchange = CardExchange(adder, rank, Hosts(barrier), torch.bfloat16, device)
     found = passes(directory, device, exchange)
-    torch.save(found, directory / f"found-{rank}.pt")
+    torch.save(found, directory.parent / f"found-{rank}.pt")
     barrier.wait(120)
     segment.close()
