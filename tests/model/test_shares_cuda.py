@@ -42,7 +42,7 @@ def test_two_ranks_on_cards_compute_what_one_does(tmp_path: Path) -> None:
         multiprocessing.spawn(run, args=(directory, HIDDEN, barrier), nprocs=2)
     finally:
         segment.unlink(missing_ok=True)
-    (hidden_TH, logits_TV), (other_TH, nothing_TV) = (torch.load(directory.parent / f"found-{rank}.pt") for rank in range(2))
+    (hidden_TH, logits_TV), (other_TH, nothing_TV) = (torch.load(tmp_path / f"found-{rank}.pt") for rank in range(2))
     assert torch.equal(hidden_TH, other_TH), "both ranks have the same stream, to the bit"
     assert nothing_TV.shape == (len(logits_TV), 0)
     _, alone_TV = passes(directory, torch.device("cuda", 0))
