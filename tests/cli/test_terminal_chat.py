@@ -200,6 +200,7 @@ def test_a_server_that_dies_ends_the_answer_and_not_the_chat(script: str, tmp_pa
         terminal.type("the long one\r")
         terminal.expect("word word")
         server.process.kill()
+        server.process.wait()  # until then its socket takes connections, to reset them
         terminal.expect("server still running")
         terminal.expect("the message is forgotten; Up brings it back")
         terminal.prompt()

@@ -17,7 +17,7 @@ from kakera.model.reader import LinearReader
 from kakera.model.residual import RULES, Rule
 from kakera.model.weights import LayerWeights, ModelWeights, MtpWeights, SiteWeights
 from kakera.ops.exchange import ALONE, Exchange
-from kakera.target.as_torch import target_of
+from kakera.target.as_torch import is_card
 from kakera.weights.checkpoint import Checkpoint
 
 Progress = Callable[[int, int], None]  # layers done, layers in all
@@ -42,7 +42,7 @@ def load_weights(
     """
     spec, own = checkpoint.spec, checkpoint.own
     check_computable(spec)
-    if spec.cpu_only and target_of(device).has_cards:
+    if spec.cpu_only and is_card(device):
         raise CheckpointError(spec.cpu_only)
     drafts = own.draft if draft and own.draft and checkpoint.has(own.draft.tensors[-1].name) else None
     tensors = spec.tensors(drafts is not None)

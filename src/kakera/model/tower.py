@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from kakera.arch.vision import COLOURS, PREFIX, VisionSpec
 from kakera.errors import CheckpointError
 from kakera.ops.rotary import Rotary, frequencies, rotate
-from kakera.target.as_torch import target_of
+from kakera.target.as_torch import is_card
 from kakera.weights.checkpoint import Checkpoint
 
 EPS = 1e-6
@@ -99,7 +99,7 @@ class Tower:
         def affine(name: str, host: bool = False) -> Affine:
             where = torch.device("cpu") if host else device
             read = (checkpoint.tensor(full, shapes[full], dtype, where) for full in _leaves(name))
-            weight, bias = (tensor.pin_memory() if host and target_of(device).has_cards else tensor for tensor in read)
+            weight, bias = (tensor.pin_memory() if host and is_card(device) else tensor for tensor in read)
             return Affine(weight.flatten(1) if weight.dim() > 1 else weight, bias)
 
         names = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.linear_fc1", "mlp.linear_fc2")

@@ -35,9 +35,14 @@ def activation_of(dtype: torch.dtype) -> Dtype:
 @cache
 def target_of(device: torch.device) -> Target:
     """What `device` is, with the capability of a card."""
-    if device.type == CUDA.kind:
+    if is_card(device):
         return replace(CUDA, capability=torch.cuda.get_device_capability(device))
     return CPU
+
+
+def is_card(device: torch.device) -> bool:
+    """Whether it is one by its name, be it there or not."""
+    return device.type == CUDA.kind
 
 
 def is_there(target: Target) -> bool:
